@@ -1,6 +1,6 @@
 """Runs a notebook's cells and stores what they show, with nothing but Python: no kernel, no Jupyter.
 
-A cell's last expression is shown as Jupyter shows it: as HTML where it has a form for it, and as text.
+A cell's last expression is shown as Jupyter shows it: as HTML or SVG where it has a form for it, and as text.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def run_cell(source: str, names: dict[str, Any], count: int) -> list[dict[str, A
         outputs.append({"name": "stdout", "output_type": "stream", "text": _lines(printed.getvalue())})
     if value is not None:
         data = {"text/plain": _lines(repr(value))}
-        if hasattr(value, "_repr_html_"):
-            data = {"text/html": _lines(value._repr_html_()), **data}
+        for kind, method in (("text/html", "_repr_html_"), ("image/svg+xml", "_repr_svg_")):
+            if hasattr(value, method):
+                data = {kind: _lines(getattr(value, method)()), **data}
         outputs.append(
             {"data": data, "execution_count": count, "metadata": {}, "output_type": "execute_result"}
         )

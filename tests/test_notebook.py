@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     return rankscope.open(DATA / "seqpar-gloo4-slow2", cache=tmp_path_factory.mktemp("stores"))
 
 
-_OTHER_METHODS = {"chart", "compat", "diff", "doctor", "query", "ranks", "reports"}
+_OTHER_METHODS = {"chart", "compat", "diff", "doctor", "plot", "query", "ranks", "reports"}
 
 
 @pytest.mark.slow
@@ -99,6 +99,25 @@ def test_it_shows_itself_as_text_and_as_html(run: OpenRun) -> None:
     assert "&lt;script&gt;" in page and "10 more rows" in page and page.count("<tr>") == 41
     empty = Answer("x", "t", "w", (Column("a"),), ())
     assert "nothing to show" in empty._repr_html_() and "nothing to show" in repr(empty)
+
+
+def test_a_run_shows_what_was_found_by_itself(run: OpenRun) -> None:
+    page = run._repr_html_()
+    assert page.startswith("<h3>Rank 2 costs 10.6 ms per step (62 %); it runs 10 more aten::matmul")
+    assert "<b>critical</b>: Rank 2" in page and "Communication: up to 2.5 ms (14 %)" in page
+    assert page.count("<tr>") == 1 + len(run.ranks)
+    assert not re.search("<(script|link|img)|https?:", page), "it loads nothing"
+
+
+def test_every_chart_is_drawn_by_its_name(run: OpenRun, tmp_path: Path) -> None:
+    ranks = run.plot(steps="3:4")
+    assert ranks.name == "heatmap" and ranks._repr_svg_().startswith("<svg") and "body=" not in repr(ranks)
+    assert run.chart("heatmap", steps="3:4") == ranks, "its former name"
+    assert run.stragglers().plot() == run.plot("stragglers")
+    assert ranks.save(tmp_path / "ranks.svg").read_text().startswith("<svg")
+    assert run.diff(run).plot().title == "A step, before and now"
+    with pytest.raises(UsageError, match="there is no chart 'heat'"):
+        run.plot("heat")
 
 
 def test_results_cannot_be_changed(run: OpenRun) -> None:

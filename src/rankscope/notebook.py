@@ -1,9 +1,11 @@
 """The Python interface: `run = rankscope.open("RUN")`, then every report is a method.
 
+run                                        in Jupyter: the verdict, what was found, and the ranks
 run.breakdown()                            shown as a table in Jupyter and in a terminal
 run.ops(by="shape", steps="3:5").rows      mappings by column name
 run.kernels().to_pandas()                  or to_polars(), to_arrow()
-run.kernels().chart()                      the chart of a report; run.chart("heatmap").save("ranks.svg")
+run.kernels().plot()                       the chart of a report; run.plot("heatmap").save("ranks.svg")
+run.diff(rankscope.open("NEW")).plot()     a step before and now, and what had been predicted
 run.query("SELECT name, sum(dur_ns) FROM gpu GROUP BY name")
 """
 
@@ -36,7 +38,7 @@ from rankscope.timeline.run import Run, open_run
 from rankscope.views import render, terminal_width
 from rankscope.views.charts import Chart, chart_of, find_chart
 from rankscope.views.frames import arrow_table, pandas_frame, polars_frame
-from rankscope.views.html import html
+from rankscope.views.html import escape, html
 
 if TYPE_CHECKING:
     import pandas
@@ -89,9 +91,11 @@ class Answer(Result):
         note = f"{hidden:,} more rows not shown; .rows has all {len(self.rows):,}"
         return replace(self, rows=self.rows[:_ROWS_SHOWN], notes=(*self.notes, note))
 
-    def chart(self) -> Chart:
+    def plot(self) -> Chart:
         """Its chart, which shows itself in Jupyter; .save("x.svg") writes SVG, PNG or HTML."""
         return chart_of(self)
+
+    chart = plot
 
     def to_pandas(self) -> pandas.DataFrame:
         """A pandas DataFrame. Integers are Int64, booleans boolean and texts string: these types can be null."""
@@ -242,9 +246,11 @@ class OpenRun:
         )
         return Answer("reports", "Reports", "", columns, rows)
 
-    def chart(self, name: str, *, ranks: Ranks = None, steps: Steps = None) -> Chart:
+    def plot(self, name: str = "heatmap", *, ranks: Ranks = None, steps: Steps = None) -> Chart:
         """A chart of `rankscope report --chart list`; some of them belong to no report, like heatmap."""
         return find_chart(_current_name(name)).make(self._run, self._scope(ranks, steps))
+
+    chart = plot
 
     def query(self, sql: str) -> Answer:
         """One SELECT over the run's tables (docs/store.md)."""
@@ -270,6 +276,12 @@ class OpenRun:
             why = f"There are: {', '.join(reports or COMPAT)}."
             raise UsageError(what, why=why, hint='compat("nsys", "cuda_gpu_kern_sum")')
         return self._ask(reports[report], None, ranks, steps, None)
+
+    def _repr_html_(self) -> str:
+        """Called by Jupyter: the verdict, and the summary with what was found."""
+        overview = self.summary()
+        verdict = overview.facts["verdict"]
+        return (f"<h3>{escape(verdict)}</h3>\n" if verdict else "") + overview._repr_html_()
 
     def __repr__(self) -> str:
         count = len(self.ranks)

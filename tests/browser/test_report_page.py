@@ -5,6 +5,7 @@ Debian's chromium, driven by playwright; tests/install-packages.sh installs it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,20 +126,55 @@ def test_parts_open_by_click_link_and_key(chromium: Any, slow2: Path) -> None:
     opened.check()
 
 
-def test_paper_has_everything_and_no_dead_controls(chromium: Any, slow2: Path) -> None:
+def test_paper_has_the_first_page_the_findings_and_what_is_open(chromium: Any, slow2: Path) -> None:
     page = Opened(chromium, slow2).page
+
+    def pages() -> int:
+        return len(re.findall(rb"/Type\s*/Page[^s]", page.pdf(format="A4")))
+
+    assert pages() <= 3
+    page.emulate_media(media="print")
+    assert page.locator("#finding-2 .facts-list").is_visible() and page.locator(".more p").is_visible()
+    assert not page.locator("#kernels").is_visible() and not page.locator("#facts").is_visible()
+    assert page.locator(":not(th) > button").locator("visible=true").count() == 0
+    assert not page.locator("nav").is_visible() and not page.locator("#post").is_visible()
+    page.emulate_media(media="screen")
+    page.locator("#finding-2 .facts-list").wait_for(state="hidden")  # folded as before
+    page.click("#unfold")
     page.emulate_media(media="print")
     assert (
         page.locator("#table-kernels").is_visible()
         and page.locator("#stragglers svg.chart").last.is_visible()
     )
     assert page.locator("#run-info dl").first.is_visible()
-    assert page.locator(":not(th) > button").locator("visible=true").count() == 0
-    assert (
-        not page.locator("nav").is_visible() and page.locator("#table-kernels th button").first.is_visible()
-    )
-    page.emulate_media(media="screen")
-    page.locator("#table-kernels").wait_for(state="hidden")  # folded as before
+    assert page.locator("#table-kernels th button").first.is_visible()
+
+
+def test_without_scripts_paper_is_the_same_and_the_summary_can_be_selected(
+    chromium: Any, slow2: Path
+) -> None:
+    page = Opened(chromium, slow2, java_script_enabled=False).page
+    page.click("#issue > summary")
+    assert "**Rank 2 costs 10.6 ms per step" in page.locator("#markdown").inner_text()
+    page.emulate_media(media="print")
+    assert page.locator("#finding-2 .facts-list").is_visible() and not page.locator("#kernels").is_visible()
+
+
+def test_the_summary_can_be_copied_and_its_picture_saved(chromium: Any, slow2: Path, tmp_path: Path) -> None:
+    opened = Opened(chromium, slow2, permissions=["clipboard-read", "clipboard-write"])
+    page = opened.page
+    page.click("#issue > summary")
+    page.click("#issue button")
+    page.locator("#issue button", has_text="Copied").wait_for()
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert "## Faults" in text and "- **critical**: Rank 2 costs 10.6 ms" in text
+    with page.expect_download() as download:
+        page.click("#issue a")
+    download.value.save_as(tmp_path / "picture.svg")
+    assert download.value.suggested_filename == "run.svg"
+    picture = (tmp_path / "picture.svg").read_text(encoding="utf-8")
+    assert picture.startswith("<svg") and "var(--" not in picture, "a file has its own colours"
+    opened.check()
 
 
 def test_on_a_phone_the_picture_fits_and_charts_say_that_they_scroll(chromium: Any, slow2: Path) -> None:

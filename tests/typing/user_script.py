@@ -4,6 +4,7 @@ No expression may be Any: the checkers must know the type of every name, argumen
 """
 
 import sys
+from pathlib import Path
 
 import pandas
 import polars
@@ -20,6 +21,8 @@ def main(path: str) -> int:
         steps = run.steps(ranks="0-3", steps=(2, 5)).to_pandas()
         kernels = run.kernels(by="rank", top=20).to_polars()
         breakdown = run.breakdown(ranks=[0, 1]).to_arrow()
+        picture = run.plot("heatmap", steps="3:5").save("ranks.svg")
+        change = run.diff(rankscope.open("NEW")).plot().svg(theme="dark")
     except rankscope.StoreError as error:
         print(error.message, error.why, error.hint, file=sys.stderr)
         return error.exit_code
@@ -29,6 +32,8 @@ def main(path: str) -> int:
     assert_type(steps, pandas.DataFrame)
     assert_type(kernels, polars.DataFrame)
     assert_type(breakdown, pyarrow.Table)
+    assert_type(picture, Path)
+    assert_type(change, str)
     print(len(steps), kernels.height, breakdown.num_rows)
     for finding in run.findings().findings:
         print(finding.severity, finding.title, finding.cost_ns)

@@ -13,7 +13,7 @@ from typing import Any
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.notes import left_out as events_left_out
 from rankscope.analysis.core.report import Report
-from rankscope.analysis.core.result import Finding, Result, left_out_note
+from rankscope.analysis.core.result import Result, left_out_note
 from rankscope.analysis.core.scope import Scope, in_whole_files
 from rankscope.analysis.health.pending import pending_calls, telemetry_folder
 from rankscope.model import FLIGHT, MEMORY_SEGMENTS, NCCL, Table
@@ -69,8 +69,7 @@ def _in_window(report: Report) -> Report:
             return Result(report.name, report.question, scope.window, (), [], notes=(note,), unknown=note)
         result = _worst_first(report, report.analyse(run, whole, by))
         notes = dict.fromkeys((*events_left_out(run, whole), *result.notes, *([note] if left_out else ())))
-        findings = tuple(_placed(finding, result) for finding in result.findings)
-        return replace(result, notes=tuple(notes), findings=findings)
+        return replace(result, notes=tuple(notes)).placed()
 
     return replace(report, analyse=lambda run, scope, by: analysed(run, scope.in_run(run), by))
 
@@ -85,14 +84,6 @@ def _worst_first(report: Report, result: Result) -> Result:
     sign = 1 if column != report.worst_by else -1
     rows = sorted(result.rows, key=lambda row: (row.get("step") is not None, sign * sums[row.get("rank")]))
     return replace(result, rows=rows)
-
-
-def _placed(finding: Finding, result: Result) -> Finding:
-    facts = (
-        replace(fact, report=fact.report or result.name, window=fact.window or result.window)
-        for fact in finding.facts
-    )
-    return replace(finding, facts=tuple(facts), report=result.name)
 
 
 TOPICS = {

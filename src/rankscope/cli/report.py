@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import webbrowser
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankscope import units
 from rankscope.cli import common
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from rankscope.analysis.core.result import Result
+    from rankscope.analysis.core.scope import Scope
+    from rankscope.timeline.run import Run
 
 EXAMPLES = """\
 examples:
@@ -20,6 +25,7 @@ examples:
   rankscope report RUN --format markdown        the same in short, for a pull request (-o - prints it)
   rankscope report RUN --ranks 0-7 --steps 3:5
   rankscope report RUN --chart heatmap -o ranks.svg         one chart: what every rank did when
+  rankscope report BASE NEW --chart change      a step before and now, and what had been predicted
   rankscope report RUN --chart roofline -o roofline.png     PNG needs pip install 'rankscope[png]'
   rankscope report sweep.json --chart sweep -o sweep.svg    of `rankscope bench sweep --format json > sweep.json`
   rankscope report --chart list                             every chart
@@ -50,7 +56,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from rankscope.analysis.diff.two_runs import diff
     from rankscope.views.report.content import Request, build
     from rankscope.views.report.html_report import html_page
     from rankscope.views.report.markdown_report import markdown_page
@@ -75,6 +80,7 @@ def main(args: argparse.Namespace) -> int:
         common.check_target(target, args.force)
         _check_folder(target)
     run, scope = common.open_part(args, path=subject)
+    compared = _compared(args, run, scope) if len(args.run) == 2 else None
     request = Request(
         run,
         scope,
@@ -82,12 +88,8 @@ def main(args: argparse.Namespace) -> int:
         str(subject),
         () if args.ranks == "all" else ("--ranks", args.ranks),
         common.window_words(args),
+        str(args.run[0]) if compared else "",
     )
-    compared = None
-    if len(args.run) == 2:
-        base = common.open_run(args, args.run[0])
-        request = replace(request, base=str(args.run[0]), base_run=base)
-        compared = diff(base, run, scope)
     content = build(request, compared)
     text = html_page(content) if format == "html" else markdown_page(content)
     if printed:
@@ -105,11 +107,12 @@ def _chart(args: argparse.Namespace) -> int:
     """One chart, in the format that the file's name ends in."""
     from rankscope.views.charts import CHARTS, chart_of, find_chart
     from rankscope.views.charts.chart import FILE_TYPES
-    from rankscope.views.charts.report_charts import SWEEP, read_sweep
+    from rankscope.views.charts.report_charts import CHANGE, SWEEP, read_sweep
 
     if args.chart == "list":
         for kind in CHARTS.values():
             print(f"{kind.name:<13} {kind.question}")
+        print(f"{CHANGE:<13} What did a step consist of, before and now? (of two runs: BASE NEW)")
         print(
             f"{SWEEP:<13} How does the rate change with the sequence length? (of bench sweep --format json)"
         )
@@ -125,8 +128,12 @@ def _chart(args: argparse.Namespace) -> int:
             hint=f"End it in {', '.join(FILE_TYPES)}.",
         )
     common.check_target(target, args.force)
-    sweep = name == SWEEP
-    chart = chart_of(read_sweep(args.run[0])) if sweep else find_chart(name).make(*common.open_part(args))
+    if name == SWEEP:
+        chart = chart_of(read_sweep(args.run[0]))
+    elif name == CHANGE:
+        chart = chart_of(_compared(args, *common.open_part(args, path=args.run[-1])))
+    else:
+        chart = find_chart(name).make(*common.open_part(args))
     content = chart.content(target.suffix, "dark" if args.dark else "light")
     with common.replacing(target) as temporary:
         temporary.write_bytes(content)
@@ -134,6 +141,18 @@ def _chart(args: argparse.Namespace) -> int:
     if args.open:
         webbrowser.open(target.resolve().as_uri())
     return 0
+
+
+def _compared(args: argparse.Namespace, run: Run, scope: Scope) -> Result:
+    from rankscope.analysis.diff.two_runs import diff
+
+    if len(args.run) != 2:
+        raise UsageError(
+            "the chart of a change is of two runs",
+            why="It shows a step before and now.",
+            hint="rankscope report BASE NEW --chart change",
+        )
+    return diff(common.open_run(args, args.run[0]), run, scope)
 
 
 def _check_folder(target: Path) -> None:

@@ -50,7 +50,7 @@ def _finding(finding: Finding) -> str:
     if finding.lines:
         text += f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in finding.lines)}</ul>"
     if finding.hint:
-        text += f"→ {escape(finding.hint)}"
+        text += f"<div>→ {escape(finding.hint)}</div>"
     return f"{text}</li>"
 
 

@@ -8,6 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from rankscope.analysis.core.result import Result, Row
 
+_PROPERTIES = ("predicted_pct", "measured_pct")
 # Characters that XML 1.0 cannot represent, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -16,10 +17,18 @@ def junit(result: Result, failed: Collection[tuple[str, str]]) -> str:
     """One test case per row of `diff`; the rows in `failed` (report, key) have failed."""
     cases = [_case(row, (row["report"], row["key"]) in failed) for row in result.rows]
     count = sum((row["report"], row["key"]) in failed for row in result.rows)
-    notes = _text("\n".join([result.window, *result.notes]))
+    found = [line for finding in result.findings for line in (finding.title, *finding.lines)]
+    notes = _text("\n".join([result.window, *found, *result.notes]))
+    figures = "".join(
+        f'    <property name="{fact.quantity}" value="{fact.value:.1f}"/>\n'
+        for finding in result.findings
+        for fact in finding.facts
+        if fact.quantity in _PROPERTIES
+    )
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f'<testsuite name="rankscope diff" tests="{len(cases)}" failures="{count}" errors="0" skipped="0">\n'
+        + (f"  <properties>\n{figures}  </properties>\n" if figures else "")
         + "".join(cases)
         + f"  <system-out>{notes}</system-out>\n</testsuite>\n"
     )

@@ -23,7 +23,7 @@ _LEADING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[#+=-]))")
 def markdown(result: Result) -> str:
     """Heading, findings, table, then the window and the notes."""
     blocks = [f"## {prose(result.title or result.name)}"]
-    blocks += ["\n".join(map(_finding, listed)) for listed in apart(result.findings) if listed]
+    blocks += ["\n".join(map(finding_text, listed)) for listed in apart(result.findings) if listed]
     columns = fields(result) if result.rows else []
     if columns:
         blocks.append(_grid(columns))
@@ -36,7 +36,7 @@ def markdown(result: Result) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _finding(finding: Finding) -> str:
+def finding_text(finding: Finding) -> str:
     lines = [f"- **{finding.severity}**: {prose(titled(finding))}"]
     lines += [f"  - {prose(line)}" for line in (*finding.lines, finding.hint) if line]
     return "\n".join(lines)

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from rankscope.views.help_pages import page_names
 from rankscope.views.report.content import Content, Request, build
 from rankscope.views.report.definitions import definition, to_html
 from rankscope.views.report.html_report import html_page
-from rankscope.views.report.markdown_report import markdown_page
+from rankscope.views.report.markdown_report import markdown_page, markdown_summary
 
 
 class Page(HTMLParser):
@@ -94,7 +95,10 @@ def test_page_is_well_formed_and_complete(slow2: tuple[Content, str, Run]) -> No
     for tag, name, value in page.attributes:
         assert name not in ("src", "style", "srcset", "action", "xlink:href"), (tag, name, value)
         assert not name.startswith("on"), (tag, name)
-        if name == "href":
+        if name == "href" and value.startswith(picture := "data:image/svg+xml;base64,"):
+            saved = base64.b64decode(value.removeprefix(picture)).decode()
+            assert saved.startswith("<svg xmlns=") and "<script" not in saved and "href" not in saved
+        elif name == "href":
             assert value.startswith("#") and value[1:] in page.ids, value
         if "url(" in value:
             assert re.fullmatch(r"url\(#[\w-]+\)", value) and value[5:-1] in page.ids, value
@@ -280,7 +284,11 @@ def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pyte
     titles = [one.title for one in content.findings if one in found]
     assert titles == ["rank 0 burns", "dear", "cheap"], "the worst first, then the dearest"
     headline = content.headline
-    assert (headline.title, headline.detail, headline.facts) == ("rank 0 burns.", "", ["example: It is hot."])
+    assert (headline.title, headline.detail, [*headline.facts]) == (
+        "rank 0 burns.",
+        "",
+        ["example: It is hot."],
+    )
     assert (headline.advice, headline.change_note) == ("Put it out.", "saves 20 ns in total")
     assert '<i class="dot critical">' in html and "critical, saves 20 ns in total" in html
 
@@ -300,13 +308,29 @@ def test_a_report_that_fails_does_not_take_the_others_along(
 
 
 @pytest.mark.slow
+def test_a_time_beside_a_finding_has_a_bar_of_the_step(slow2: tuple[Content, str, Run]) -> None:
+    items = dict(re.findall(r"<li><span>([^<]+)</span>(.*?)</li>", slow2[1]))
+    assert 'width="61.5"' in items["saves 10.6 of 17.2 ms a step"]
+    assert items["of it waiting for other ranks: 67.1 ms, rank 0, all steps"] == "", (
+        "longer than a step: a sum"
+    )
+    assert items["steps in which it runs more ops than its peers: 6 of 6"] == ""
+
+
+@pytest.mark.slow
+def test_the_summary_to_post_is_that_of_the_markdown_report(slow2: tuple[Content, str, Run]) -> None:
+    content, html, _ = slow2
+    text = markdown_summary(content)
+    assert text in markdown_page(content) and text in unescape(html)
+    assert text.splitlines()[2].startswith("**Rank 2 costs 10.6 ms per step (62 %)") and len(text) < 3000
+
+
+@pytest.mark.slow
 def test_two_runs(slow2: tuple[Content, str, Run]) -> None:
     from rankscope.analysis.diff.two_runs import diff
 
     run = slow2[2]
-    content = build(
-        Request(run, Scope(), "my run", "new", base="base", base_run=run), diff(run, run, Scope())
-    )
+    content = build(Request(run, Scope(), "my run", "new", base="base"), diff(run, run, Scope()))
     page = Page(html_page(content))
     assert content.headline.title == "No clear change in step time (+0.0 %)"
     assert "17.2 ms before, 17.2 ms now" in page.sections["answer"]
@@ -325,7 +349,7 @@ def test_a_faster_run_is_the_headline(tmp_path: Path) -> None:
         if name == "new":
             events = [e | {"ts": e["ts"] / 2, "dur": e["dur"] / 2} for e in events]
         runs[name] = open_trace(write_kineto(tmp_path / name / "rank-0.json", events))
-    request = Request(runs["new"], Scope(), "new", "new", base="base", base_run=runs["base"])
+    request = Request(runs["new"], Scope(), "new", "new", base="base")
     content = build(request, diff(runs["base"], runs["new"], Scope()))
     assert "2.0x faster" in content.headline.title and content.headline.change == "-50.0 %"
     assert content.headline.judged == "better" and 'class="better"' in html_page(content)

@@ -145,18 +145,26 @@ class Finding:
         return f"{self.advice.rstrip('.')}: {shell_words(self.command)}"
 
     @property
-    def lines(self) -> list[str]:
-        """What the facts say, at most five: 'SM clock: 1,200 MHz, rank 2'. What the title states is not repeated."""
-        lines = []
+    def stated(self) -> dict[str, Fact]:
+        """What the facts say, at most five: 'SM clock: 1,200 MHz, rank 2'; each with its fact. What the title states is
+        not repeated."""
+        lines: dict[str, Fact] = {}
         if self.cost_ns and self.alone_ns and abs(self.alone_ns - self.cost_ns) > _SAME * self.alone_ns:
-            lines.append(f"alone it would save: {value_text('', self.alone_ns, 'ns')}")
+            alone = Fact("alone_ns", self.alone_ns, "ns")
+            lines[f"alone it would save: {value_text('', alone.value, 'ns')}"] = alone
         for fact in self.facts:
             value = value_text(fact.quantity, fact.value, fact.unit)
             if fact.quantity in WORDS and value and f" {value}" not in f" {self.title}":
                 whom = f", {fact.subject}" if fact.subject not in ("", self.subject) else ""
                 what = WORDS[fact.quantity]
-                lines.append(f"{what}: {value}{whom}" if what else f"{fact.subject}: {value}".lstrip(": "))
-        return [*dict.fromkeys(lines)][:_MOST_LINES]
+                line = f"{what}: {value}{whom}" if what else f"{fact.subject}: {value}".lstrip(": ")
+                lines.setdefault(line, fact)
+        return dict([*lines.items()][:_MOST_LINES])
+
+    @property
+    def lines(self) -> list[str]:
+        """The same as text."""
+        return [*self.stated]
 
     @property
     def evidence(self) -> str:
@@ -362,6 +370,21 @@ class Result:
             "findings": [finding.to_dict() for finding in self.findings],
             "notes": list(self.notes),
         }
+
+    def placed(self) -> Result:
+        """Its findings and their facts with the report and the window that they are of."""
+        findings = (
+            replace(
+                finding,
+                report=self.name,
+                facts=tuple(
+                    replace(fact, report=fact.report or self.name, window=fact.window or self.window)
+                    for fact in finding.facts
+                ),
+            )
+            for finding in self.findings
+        )
+        return replace(self, findings=tuple(findings))
 
     def head(self, count: int | None) -> Result:
         """The first `count` rows, with a note on how many are not shown; all of them for None."""

@@ -142,9 +142,9 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     if few:
         notes.append(
             f"{len(base.steps)} against {len(new.steps)} steps are too few for the test (p is at least "
-            f"{smallest_p(len(base.steps), len(new.steps)):.2g}): only changes over {FEW_CHANGE_PCT:g} % and "
-            f"{FEW_SPREADS:g} times the spread between steps are called; record at least {least} steps of each run, "
-            f"and one more in case the first is slow (rankscope profile --active {least + 1})"
+            f"{smallest_p(len(base.steps), len(new.steps)):.2g}). A change counts only over {FEW_CHANGE_PCT:g} % and "
+            f"over {FEW_SPREADS:g} times the spread between steps. Record {least} steps of each run, and one "
+            f"more in case the first is slow (rankscope profile --active {least + 1})"
         )
     rows = [_row(measure, base, new, p_values.get(measure), rules, few) for measure in measures]
     rows.sort(
@@ -245,8 +245,8 @@ def _without_slow_first(samples: Samples, name: str, notes: list[str]) -> Sample
     if all(usable):
         return samples
     notes.append(
-        f"{name}: step {as_ranges(sorted(samples.slow_first))} is left out: the first of a recording, more than "
-        f"{SLOW_FIRST_STEP:g} times the median of the others"
+        f"{name}: step {as_ranges(sorted(samples.slow_first))} is left out. It is the first of a recording, and "
+        f"takes more than {SLOW_FIRST_STEP:g} times the median of the others"
     )
     values = {measure: list(compress(of_steps, usable)) for measure, of_steps in samples.values.items()}
     return replace(samples, steps=list(compress(samples.steps, usable)), values=values)
@@ -261,8 +261,8 @@ def _comparability_notes(base: Samples, new: Samples) -> Iterable[str]:
     for name, samples in (("base", base), ("new", new)):
         if not samples.has_steps:
             yield (
-                f"{name} has no steps: totals of its whole window are compared (call profiler.step() in the loop, or "
-                "capture with rankscope profile, which counts optimizer steps)"
+                f"{name} has no steps: the totals of its whole window are compared. Call profiler.step() in the loop, "
+                "or capture with rankscope profile, which counts optimizer steps"
             )
         if not samples.on_device:
             yield f"{name} has no GPU events: ops are compared by host time"

@@ -40,7 +40,7 @@ def different_conditions(base: Run, new: Run, scope: Scope, comparison: Comparis
     yield Finding(
         "info",
         f"The runs also differ in {_and(listed)}{f', and {more} more' if more else ''}",
-        advice="A change of the program cannot be told from what these change.",
+        advice="What these change cannot be told apart from a change of the program.",
         facts=tuple(
             Fact(label, value, "", side)
             for label, *values in pairs

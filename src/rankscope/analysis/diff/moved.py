@@ -17,7 +17,7 @@ import numpy as np
 
 from rankscope.analysis.core.result import Fact, argv
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.faults.axes import QUIET, Replays
+from rankscope.analysis.faults.axes import QUIET, Axis, Replays
 from rankscope.analysis.faults.causes import host_work
 from rankscope.analysis.faults.targets import Targets, longest_cut
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
@@ -36,7 +36,7 @@ _KINDS: dict[PartClass, int] = {
     "dataloader": PATH_CLASSES.index("dataloader"),
     "transfer": PATH_CLASSES.index("comm"),
 }
-_WORDS: dict[PartClass, str] = {
+WORDS: dict[PartClass, str] = {
     "compute": "compute",
     "copy": "copies",
     "host": "host time",
@@ -65,8 +65,8 @@ class Part:
     """Work of one class that takes longer in one of the runs, on these ranks or in these process groups."""
 
     kind: PartClass
-    subjects: tuple[int, ...]
-    """Ranks; of transfers, numbers of process groups."""
+    ranks: tuple[int, ...]
+    """Those to look at: none for most of them, and for transfers."""
     where: str
     """' on rank 2'; '' for a run of one rank."""
     moved_ns: float
@@ -79,17 +79,11 @@ class Part:
     """', most in reduce_kernel, which is new'; or empty."""
     steps: tuple[int, ...]
     """The one in which most of it is; none where it is in several."""
-    is_all: bool
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Those to look at."""
-        return () if self.is_all or self.kind == "transfer" else self.subjects
 
     @property
     def subject(self) -> str:
         """'compute on rank 2'."""
-        return f"{_WORDS[self.kind]}{self.where}"
+        return f"{WORDS[self.kind]}{self.where}"
 
     @property
     def words(self) -> str:
@@ -97,6 +91,12 @@ class Part:
         verb = ("add" if self.moved_ns > 0 else "save") + "s" * (self.kind not in _PLURAL)
         when = f", in step {as_ranges([*self.steps])}" if self.steps else ""
         return f"{self.subject} {verb} {format_rounded('ns', abs(self.moved_ns))}{when}{self.most}"
+
+    @property
+    def hidden_words(self) -> str:
+        """Of a part that others hide."""
+        verb = "add" if self.alone_ns > 0 else "save"
+        return f"{self.subject} alone would {verb} {format_rounded('ns', abs(self.alone_ns))}; other work hides it"
 
     @property
     def advice(self) -> tuple[str, tuple[str, ...]]:
@@ -117,6 +117,8 @@ class Moved:
     """They add little, because others of the parts take as long; `alone_ns` without these."""
     change_ns: float
     """Of the step time, as it was recorded."""
+    in_base: Longer
+    """What is longer in the base."""
 
     @property
     def leading(self) -> tuple[Part, ...]:
@@ -143,6 +145,8 @@ class Moved:
         left_ns = self.change_ns - self.moved_ns
         is_large = abs(left_ns) >= _TELLING * abs(self.change_ns)
         return (
+            *(Fact("besides", part.words) for part in self.parts if part not in self.leading),
+            *(Fact("besides", part.hidden_words) for part in self.hidden),
             *(Fact("moved_ns", round(part.moved_ns), "ns", part.subject, part.ranks) for part in self.parts),
             *(
                 Fact("hidden_ns", round(part.alone_ns), "ns", part.subject, part.ranks)
@@ -176,6 +180,11 @@ class _Side:
 
     def _joined(self, of_pieces: Ints, of_matches: Ints) -> Ints:
         return np.concatenate([of_pieces[self.used], of_matches[self.matches]])
+
+    def of(self, axis: Axis, subjects: Sequence[int]) -> Mask:
+        """The entries of these subjects."""
+        points, matches = axis.of_point[self.replays.pieces.point], axis.of_match
+        return np.isin(self._joined(points, matches), subjects)
 
     def keys(self, number: dict[object, int]) -> list[Ints]:
         """What tells the place of an entry in its step but for its order: rank, stretch, class, kind of piece and name;
@@ -234,8 +243,8 @@ def moved(
     _align(before, after)
     listed = least * max(side.replays.step_ns for side in (before, after))
     parts, rest, hidden = list[Part](), 0.0, list[Part]()
-    directions = [_Longer(after, before, 1), _Longer(before, after, -1)]
-    for longer in directions if change_ns > 0 else directions[::-1]:
+    in_new, in_base = Longer(after, before, 1), Longer(before, after, -1)
+    for longer in (in_new, in_base) if change_ns > 0 else (in_base, in_new):
         longer_parts, rest_ns = longer.put_back()
         for part in longer_parts:
             if abs(part.moved_ns) >= listed:
@@ -245,7 +254,7 @@ def moved(
             else:
                 rest += part.moved_ns
         rest += rest_ns
-    return Moved(tuple(parts), rest, tuple(hidden), change_ns)
+    return Moved(tuple(parts), rest, tuple(hidden), change_ns, in_base)
 
 
 def _align(*sides: _Side) -> None:
@@ -267,23 +276,20 @@ def _align(*sides: _Side) -> None:
         side.spot, side.cell = spot[its], cell[its]
 
 
-class _Longer:
+class Longer:
     """What takes longer on one side than on the other, and what each part of it adds."""
 
     def __init__(self, here: _Side, there: _Side, sign: Literal[1, -1]) -> None:
         self.here, self.there, self.sign = here, there, sign
         self.replays = here.replays
         self.cut = here.longer_than(there)
-        self.total_ns = self._saved_ns(())
+        self.total_ns = self.saved_ns(self.cut)
         """What all of it adds to a step."""
         self.least = QUIET * self.replays.step_ns
         self._known: dict[tuple[_Work, ...], float] = {}
 
-    def _saved_ns(self, but: Sequence[_Work]) -> float:
-        """With everything but these parts as it was there."""
-        cut = self.cut.copy()
-        for part in but:
-            cut[self._of(*part)] = 0
+    def saved_ns(self, cut: Ints) -> float:
+        """With each entry shorter by so much."""
         recorded, pieces = Targets.unchanged(self.replays.pieces), len(self.here.used)
         took, transfer = recorded.took.copy(), recorded.transfer.copy()
         took[self.here.used] -= cut[:pieces]
@@ -297,7 +303,10 @@ class _Longer:
     def adds_ns(self, *chosen: _Work) -> float:
         """What these parts add, with everything else as it was there."""
         if chosen not in self._known:
-            self._known[chosen] = self.total_ns - self._saved_ns(chosen)
+            cut = self.cut.copy()
+            for part in chosen:
+                cut[self._of(*part)] = 0
+            self._known[chosen] = self.total_ns - self.saved_ns(cut)
         return self._known[chosen]
 
     def _subjects(self, kind: PartClass) -> int:
@@ -343,28 +352,27 @@ class _Longer:
     def _part(self, kind: PartClass, subjects: tuple[int, ...], adds_ns: float, alone_ns: float) -> Part:
         graph = self.replays.graph
         cut = np.where(self._of(kind, subjects), self.cut, 0)
-        name, most = "", ""
+        name = most = where = ""
+        ranks, some = tuple[int, ...](), len(subjects)
         if kind == "transfer":
             groups, count = self.replays.run.collectives.groups, self._subjects(kind)
-            is_all, shown = len(subjects) == count, subjects
-            what = (
-                groups[subjects[0]].name
-                if len(subjects) == 1
-                else f"{len(subjects)} of {count} process groups"
-            )
-            where = "" if is_all else f" of {what}"
+            if some < count:
+                where = (
+                    f" of {groups[subjects[0]].name if some == 1 else f'{some} of {count} process groups'}"
+                )
         else:
-            shown = tuple(sorted(graph.ranks[subject] for subject in subjects))
-            is_all = len(subjects) * 2 > len(graph.ranks)
-            others = "all" if len(subjects) == len(graph.ranks) else f"{len(subjects)} of {len(graph.ranks)}"
-            where = f" on {others} ranks" if is_all else f" on {rank_words(shown)}"
-            where = where if len(graph.ranks) > 1 else ""
+            count = len(graph.ranks)
+            if some * 2 <= count:
+                ranks = tuple(sorted(graph.ranks[subject] for subject in subjects))
+            if count > 1:
+                many = "all ranks" if some == count else f"{some} of {count} ranks"
+                where = f" on {rank_words(ranks) if ranks else many}"
             name, most = self._most(kind, cut)
         by_step = np.bincount(self.here.step, weights=cut)
         at = int(by_step.argmax())
         is_in_one = self.here.steps > 2 and by_step[at] >= (1 - _TELLING) * by_step.sum()
         steps = (graph.steps[at],) if is_in_one else ()
-        return Part(kind, shown, where, self.sign * adds_ns, self.sign * alone_ns, name, most, steps, is_all)
+        return Part(kind, ranks, where, self.sign * adds_ns, self.sign * alone_ns, name, most, steps)
 
     def _most(self, kind: PartClass, cut: Ints) -> tuple[str, str]:
         """The name of the pieces with most to cut; and where it is, and whether only this side has it, in words."""
@@ -376,7 +384,9 @@ class _Longer:
             of_pieces[self.here.used] = cut[: len(self.here.used)]
             work = Counter[tuple[str, str]]()
             for each in host_work(self.replays, of_pieces):
-                work[("in ", each.around) if each.around else ("in no op, before ", each.before)] += each.ns
+                work[("in ", each.around) if each.around else ("outside of ops, before ", each.before)] += (
+                    each.ns
+                )
             (place, name), spent = work.most_common(1)[0]
         else:
             named = np.flatnonzero((self.here.name != NONE) & (cut > 0))

@@ -58,6 +58,11 @@ class Samples:
     """First steps of a recording that are left out, because they take much longer than the others."""
 
     @property
+    def index(self) -> dict[int, int]:
+        """Of each step, in `steps`."""
+        return {step: index for index, step in enumerate(self.steps)}
+
+    @property
     def has_steps(self) -> bool:
         return self.steps != [NO_STEP]
 
@@ -116,7 +121,7 @@ def collect(run: Run, scope: Scope, reports: Iterable[str]) -> Samples:
 def _add(run: Run, samples: Samples, report: str, rows: Iterable[tuple[int, str, int | None]]) -> None:
     """From rows of (step, key, sum over ranks), the mean over the ranks that have the step; a missing row is 0."""
     present = dict(run.rows("SELECT step, count(DISTINCT rank) FROM steps GROUP BY 1"))
-    at = {step: index for index, step in enumerate(samples.steps)}
+    at = samples.index
     for step, key, total in rows:
         if step in at and total is not None:
             values = samples.values.setdefault(Measure(report, key), [0.0] * len(at))
@@ -136,8 +141,9 @@ def _steps(run: Run, scope: Scope, samples: Samples) -> None:
 
 def _breakdown(run: Run, scope: Scope, samples: Samples) -> None:
     # The span of a step is its time, which `steps` has.
-    parts = (*(() if samples.has_steps else ("span",)), "compute", "exposed_comm", "exposed_copy", "idle")
-    at = {step: index for index, step in enumerate(samples.steps)}
+    span = () if samples.has_steps else ("span",)
+    parts = (*span, "compute", "exposed_comm", "exposed_wait", "exposed_copy", "idle")
+    at = samples.index
     of_steps: list[list[list[int]]] = [[] for _ in at]
     for row in breakdown(run, scope).rows:
         step = row["step"] if samples.has_steps else NO_STEP
@@ -201,7 +207,7 @@ def _collectives(run: Run, scope: Scope, samples: Samples) -> None:
     if scope.ranks is not None:
         inside &= np.isin(rows.rank, sorted(scope.ranks))
     step = rows.step if samples.has_steps else np.full_like(rows.step, NO_STEP)
-    at = {number: index for index, number in enumerate(samples.steps)}
+    at = samples.index
     groups, group = number_rows([step[inside], rows.kind[inside], rows.bytes[inside]])
     totals = np.bincount(group, weights=rows.duration[inside], minlength=len(groups))
     for (number, kind, size), total in zip(groups.tolist(), totals.tolist(), strict=True):
@@ -213,7 +219,7 @@ def _collectives(run: Run, scope: Scope, samples: Samples) -> None:
 
 def _memory(run: Run, scope: Scope, samples: Samples) -> None:
     """For each step, the highest value over ranks and devices."""
-    at = {step: index for index, step in enumerate(samples.steps)}
+    at = samples.index
     rows = run.rows(
         f"SELECT {_step_column(samples)}, max(allocated_bytes), max(reserved_bytes) FROM instants "
         f"WHERE name = '[memory]' AND device_type <> 0 AND {scope.where()} GROUP BY 1"

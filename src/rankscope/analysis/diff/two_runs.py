@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row, Severity, argv
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.clock import ClockChange, clock_change
 from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Comparison, Rules, compare, steps_to_be_sure
 from rankscope.analysis.diff.conditions import different_conditions
 from rankscope.analysis.diff.moved import Moved, moved
+from rankscope.analysis.diff.promise import promise
 from rankscope.analysis.diff.samples import SHAPES, SPAN, STEP, Measure, collect, unit_of
 from rankscope.text.names import bare_name, shorten_names
 from rankscope.timeline.run import Run
@@ -49,19 +48,26 @@ def findings(
     yield from _step(comparison, by_clock, what_moved)
     if clock and not by_clock:
         yield clock.finding()
+    least_ns = _WORTH_A_WARNING * max(comparison.base.step_ns, comparison.new.step_ns)
     changed = [
-        row for row in comparison.rows if row["verdict"] in ("slower", "faster") and row["report"] in _NAMED
+        row
+        for row in comparison.rows
+        if (row["verdict"] in ("slower", "faster") and row["report"] in _NAMED)
+        or (row["verdict"] in ("new", "gone") and row["report"] == "ops" and abs(_more(row)) >= least_ns)
     ]
-    changed.sort(key=lambda row: -abs(row["new"] - row["base"]) * (unit_of(row["report"]) == "ns"))
+    changed.sort(key=lambda row: -abs(_more(row)) * (unit_of(row["report"]) == "ns"))
     for row in changed[:_MOST]:
-        finding = _changed(comparison, row)
+        finding = _changed(comparison, row, least_ns)
         if by_clock and row["report"] == "ops" and by_clock.explains(row["base"], row["new"]):
             finding = replace(
                 finding, severity="info", advice=_BY_CLOCK if finding.advice else "", command=()
             )
         yield finding
-    yield from _in_one_run(comparison)
     yield from _other_kernels(comparison, changed)
+
+
+def _more(row: Row) -> int:
+    return int(row["new"] or 0) - int(row["base"] or 0)
 
 
 def _explains(clock: ClockChange | None, comparison: Comparison) -> bool:
@@ -124,32 +130,35 @@ def _step(comparison: Comparison, clock: ClockChange | None, what_moved: Moved |
     )
 
 
-def _facts(comparison: Comparison, row: dict[str, Any]) -> tuple[Fact, ...]:
+def _facts(comparison: Comparison, row: Row) -> tuple[Fact, ...]:
     """The figures of a row."""
     unit, key = unit_of(row["report"]), {"report": row["report"], "key": row["key"]}
-    over = "the highest rank" if unit == "bytes" else _per(comparison)
+    over, certainty = "the highest rank" if unit == "bytes" else _per(comparison), ""
+    base_steps, new_steps = (len(samples.steps) for samples in (comparison.base, comparison.new))
     if Measure(row["report"], row["key"]) in (STEP, SPAN):
         over = "median of the steps" if comparison.headline == STEP else "mean over the ranks"
+        if row["p_value"] is not None:
+            cases = f"in {100 * row['p_value']:.3g} % of cases ({base_steps} steps against {new_steps})"
+            certainty = f"noise alone would change it as much {cases}"
     facts = (
         Fact("base", row["base"], unit, over, row=key),
         Fact("new", row["new"], unit, over, row=key),
+        *([Fact("certainty", certainty)] if certainty else []),
         *(_kernels(comparison, row["key"]) if row["report"] == "ops" else ()),
         Fact("change_pct", row["change_pct"], "percent", "new against base", row=key),
         Fact("p_value", row["p_value"], "", "", row=key),
-        Fact("effect", _effect(comparison, row)),
-        Fact("base_steps", len(comparison.base.steps), "count", "base"),
-        Fact("new_steps", len(comparison.new.steps), "count", "new"),
+        Fact("base_steps", base_steps, "count", "base"),
+        Fact("new_steps", new_steps, "count", "new"),
     )
     return tuple(fact for fact in facts if fact.value is not None)
 
 
-def _changed(comparison: Comparison, row: dict[str, Any]) -> Finding:
-    in_bytes = unit_of(row["report"]) == "bytes"
-    cost = 0 if in_bytes else max(row["new"] - row["base"], 0)
-    worth = row["verdict"] == "slower" and (in_bytes or cost >= _WORTH_A_WARNING * comparison.new.step_ns)
-    advice, command = _ADVICE[row["report"]] if row["verdict"] == "slower" else _NO_ADVICE
+def _changed(comparison: Comparison, row: Row, least_ns: float) -> Finding:
+    is_worse, in_bytes = row["verdict"] in ("slower", "new"), unit_of(row["report"]) == "bytes"
+    cost = 0 if in_bytes else max(_more(row), 0)
+    advice, command = _ADVICE[row["report"]] if is_worse else _NO_ADVICE
     return Finding(
-        "warning" if worth else "info",
+        "warning" if is_worse and (in_bytes or cost >= least_ns) else "info",
         f"{row['report']}: {shorten_middle(row['key'], _KEY_CELLS)} {_comparison_words(row)}",
         advice=advice,
         command=command,
@@ -158,31 +167,11 @@ def _changed(comparison: Comparison, row: dict[str, Any]) -> Finding:
     )
 
 
-def _in_one_run(comparison: Comparison) -> Iterator[Finding]:
-    """Ops of at least 1 % of a step that only one of the runs has."""
-    least = _WORTH_A_WARNING * max(comparison.base.step_ns, comparison.new.step_ns)
-    rows = [row for row in comparison.rows if row["report"] == "ops" and row["verdict"] in ("new", "gone")]
-    for row in rows[:_MOST]:
-        is_new = row["verdict"] == "new"
-        takes = row["new"] if is_new else row["base"]
-        if takes >= least:
-            advice, command = _ADVICE["ops"] if is_new else _NO_ADVICE
-            yield Finding(
-                "warning" if is_new else "info",
-                f"ops: {shorten_middle(row['key'], _KEY_CELLS)} is {row['verdict']}",
-                advice=advice,
-                command=command,
-                cost_ns=takes if is_new else 0,
-                facts=_facts(comparison, row),
-            )
-
-
 def _per(comparison: Comparison) -> str:
-    in_steps = comparison.base.has_steps and comparison.new.has_steps
-    return "per step and rank" if in_steps else "per rank"
+    return "per step and rank" if comparison.headline == STEP else "per rank"
 
 
-def _comparison_words(row: dict[str, Any]) -> str:
+def _comparison_words(row: Row) -> str:
     """'is 3.4 % slower', 'is 4.7x slower', 'takes 20.0 % less time' or, for memory, 'is 12.0 % more'."""
     base, new, slower = row["base"], row["new"], row["verdict"] == "slower"
     in_bytes = unit_of(row["report"]) == "bytes"
@@ -199,7 +188,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f}x" if ratio < 100 else f"{format_rounded('count', ratio)}x"
 
 
-def _longer_words(row: dict[str, Any], more: str = "") -> str:
+def _longer_words(row: Row, more: str = "") -> str:
     """'takes 5.99 ms longer (+32.1 %)' or 'takes 20.0 ms less (4.7x faster)', and `more` in the brackets."""
     base, new = row["base"], row["new"]
     low, high = sorted((base, new))
@@ -209,16 +198,6 @@ def _longer_words(row: dict[str, Any], more: str = "") -> str:
     words = f"takes {format_rounded('ns', high - low)} {'longer' if new > base else 'less'}"
     brackets = ", ".join(filter(None, (change, more)))
     return f"{words} ({brackets})" if brackets else words
-
-
-def _effect(comparison: Comparison, row: dict[str, Any]) -> float | None:
-    """The change in standard deviations between steps (Cohen's d), where steps differ."""
-    measure = Measure(row["report"], row["key"])
-    before, after = (side.values.get(measure, ()) for side in (comparison.base, comparison.new))
-    if len(before) < 2 or len(after) < 2:
-        return None
-    spread = ((np.var(before, ddof=1) + np.var(after, ddof=1)) / 2) ** 0.5
-    return abs(row["new"] - row["base"]) / spread if spread > 1e-9 * max(before) else None
 
 
 def _kernels(comparison: Comparison, op: str) -> tuple[Fact, ...]:
@@ -270,6 +249,7 @@ COLUMNS = (
     Column(
         "p_value",
         title="p",
+        decimals=4,
         help="probability that noise alone gives a difference as large: in the step time, or in any other row",
     ),
     Column("verdict", help="same, faster, slower, new or gone"),
@@ -282,9 +262,11 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
     comparison = compare(collect(base, scope, rules.reports), collect(new, scope, rules.reports), rules)
     steps = [len(samples.steps) if samples.has_steps else 0 for samples in (comparison.base, comparison.new)]
     clock = clock_change(base, new, scope)
-    is_clock = _explains(clock, comparison)
-    what_moved = None if is_clock else _moved(base, new, scope, comparison)
+    what_moved = None if _explains(clock, comparison) else _moved(base, new, scope, comparison)
     why_not = (f"what moved cannot be told: {what_moved}",) if isinstance(what_moved, str) else ()
+    listed = [*findings(comparison, clock, what_moved if isinstance(what_moved, Moved) else None)]
+    if isinstance(what_moved, Moved) and (kept := promise(base, new, scope, comparison, what_moved)):
+        listed.insert(int(comparison.likely), kept)  # the change itself first, where it is not sure
     counted = f"{steps[0]} steps against {steps[1]}" if all(steps) else "not all steps known"
     windows = list(dict.fromkeys(scope.in_run(run).window for run in (base, new)))
     window = f"{' against '.join(windows)}, {counted}"
@@ -294,21 +276,10 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
         window,
         COLUMNS,
         comparison.rows,
-        findings=tuple(
-            replace(
-                finding,
-                facts=tuple(
-                    replace(fact, report=fact.report or "diff", window=window) for fact in finding.facts
-                ),
-            )
-            for finding in (
-                *findings(comparison, clock, what_moved if isinstance(what_moved, Moved) else None),
-                *different_conditions(base, new, scope, comparison),
-            )
-        ),
+        findings=(*listed, *different_conditions(base, new, scope, comparison)),
         notes=(*comparison.notes, *why_not),
         facts={"likely": comparison.likely},
-    )
+    ).placed()
 
 
 def _moved(base: Run, new: Run, scope: Scope, comparison: Comparison) -> Moved | str | None:

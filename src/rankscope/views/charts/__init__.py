@@ -52,6 +52,7 @@ _OF_RESULTS: dict[str, Callable[[Result], Chart]] = {
     "bubbles": bubble_parts,
     "schedule_picture": schedule,
     "roofline": roofline.roofline,
+    "diff": report_charts.change,
     "ncu": report_charts.speed_of_light,
     "sweep": report_charts.sweep,
     "lateness": matrices.lateness,

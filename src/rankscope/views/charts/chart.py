@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankscope.analysis.core.result import Result
@@ -48,7 +48,7 @@ class Chart:
     """The window, what is drawn, and what is left out."""
     width: float
     height: float
-    body: str
+    body: str = field(repr=False)
     """SVG shapes; colours are CSS variables."""
 
     def inline(self, style: str = "chart") -> str:

@@ -31,6 +31,7 @@ from rankscope.views.charts.theme import SERIES
 from rankscope.views.columns import fields
 
 SWEEP = "sweep"
+CHANGE = "change"
 TOP = 15
 _MOST_POINTS = 200
 _MOST_FITS = 4
@@ -64,6 +65,7 @@ _IDLE_CAUSES = {
     "dataloader_ns": Key("dataloader", "s5"),
     "other_ns": Key("other", "idle"),
 }
+_BREAKDOWN = ("compute", "exposed_comm", "exposed_wait", "exposed_copy", "idle")
 _PATH_CLASSES = {
     "compute": Key("compute", "compute"), "comm": Key("communication", "comm"), "copy": Key("copies", "copy"),
     "host": Key("host", "s2"), "launch": Key("launch", "s6"), "sync": Key("sync", "s4"),
@@ -128,17 +130,32 @@ def _known_parts(rows: list[Bar]) -> tuple[list[Key], list[Bar]]:
     return keys, [replace(row, values=[row.values[index] for index in indices]) for row in rows]
 
 
-def two_breakdowns(base: Result, new: Result, width: float) -> Chart:
-    """The mean step of two runs, from their summaries: how long it is and what it consists of."""
-    names = ("compute_pct", "transfer_pct", "exposed_wait_pct", "exposed_copy_pct", "idle_pct")
+def change(result: Result, width: float = WIDTH) -> Chart:
+    """Of a `diff`: how long a step was and is, what it consists of, and what had been predicted."""
+    values = {(row["report"], row["key"]): row for row in result.rows}
+    step = values.get(("steps", "step"))
+    if step is None or not step["base"] or not step["new"]:
+        raise nothing_to_draw(result, "has no steps in both runs")
+    times = [values.get(("breakdown", part), {}) for part in _BREAKDOWN]
     rows = []
-    for label, result in (("before", base), ("now", new)):
-        total, shares = result.facts["mean_step_ns"], [result.facts[name] for name in names]
-        if total is None or None in shares:
-            raise nothing_to_draw(result, "has no steps, or no classes of time")
-        rows.append(Bar(label, [total * share / 100 for share in shares], format_ns(total, 1)))
-    subtitle = "The mean step of both runs, over all ranks and steps."
-    return bars("change", "A step, before and now", subtitle, *_known_parts(rows), "ns", "Time", width)
+    for label, side in (("before", "base"), ("now", "new")):
+        compute, comm, wait, copy, idle = (time.get(side) or 0 for time in times)
+        parts = [compute, comm - wait, wait, copy, idle]
+        shares = [step[side] * part / (sum(parts) or 1) for part in parts]
+        percent = f" ({step['change_pct']:+.1f} %)" if side == "new" else ""
+        rows.append(Bar(label, shares, f"{format_ns(step[side], 1)}{percent}"))
+    keys, bars_shown = _known_parts(rows)
+    title = "A step, before and now"
+    kept = next((finding for finding in result.findings if finding.fact("predicted_pct")), None)
+    if kept and (predicted := kept.fact("predicted_pct")):
+        title, share = kept.title, float(predicted.value or 0)
+        ns = step["base"] * (1 + share / 100)
+        keys = [*keys, Key("predicted", "s3")]
+        before, now = (replace(row, values=[*row.values, 0]) for row in bars_shown)
+        note = f"{format_ns(ns, 1)} ({share:+.1f} %)"
+        bars_shown = [before, Bar("predicted", [0.0] * len(before.values[1:]) + [ns], note), now]
+    subtitle = f"{result.window}; the median step, and the mean shares of the ranks"
+    return bars(CHANGE, title, subtitle, keys, bars_shown, "ns", "Time", width)
 
 
 def overlap(result: Result) -> Chart:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from rankscope.analysis.across_ranks.schedule_picture import schedule_picture
 from rankscope.analysis.across_ranks.step_picture import step_picture
 from rankscope.analysis.core.ceilings import device_names
 from rankscope.analysis.core.intervals import length
-from rankscope.analysis.core.result import PROBLEMS, SEVERITIES, Finding, Result, Severity
+from rankscope.analysis.core.result import PROBLEMS, SEVERITIES, Fact, Finding, Result, Severity
 from rankscope.analysis.core.rollups import fits_in_memory
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import run_step_times
@@ -31,7 +31,7 @@ from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns, format_pair
 from rankscope.views.charts import Chart, NothingToDrawError, charts_beside, memory_chart, rank_heatmap
 from rankscope.views.charts.heatmap import NARROW, USUAL, WIDE, step_picture_chart
-from rankscope.views.charts.report_charts import two_breakdowns
+from rankscope.views.charts.report_charts import change
 from rankscope.views.charts.schedule import schedule
 from rankscope.views.findings import apart, finding_with_paths, result_with_paths
 from rankscope.views.report.one_line import one_line
@@ -83,7 +83,10 @@ class Headline:
 
     title: str
     detail: str
-    facts: Sequence[str] = ()
+    more: str = ""
+    """What a step consists of, where the title is about something else."""
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    """As a finding states them."""
     change: str = ""
     """'-62 %': what a step could save, or what changed between two runs."""
     change_note: str = ""
@@ -166,7 +169,6 @@ class Request:
     """'--steps', '3:5', or '--window', 'file', or empty."""
     base: str = ""
     """The path of the run it is compared with."""
-    base_run: Run | None = None
 
     @property
     def words(self) -> str:
@@ -199,11 +201,8 @@ def build(request: Request, compared: Result | None = None) -> Content:
     else:
         compared = result_with_paths(compared, runs)
         sections = [*_change_sections(request, compared), *sections]
-        headline = _change_headline(request, compared, overview)
-        changes = [
-            replace(finding, report="diff") for finding in compared.findings if finding.severity != "ok"
-        ]
-        findings = [*changes, *findings]
+        headline = _change_headline(request, compared)
+        findings = [*(each for each in compared.findings if each.severity != "ok"), *findings]
     blamed = {
         rank
         for finding in findings
@@ -241,12 +240,6 @@ def saving(finding: Finding, step_ns: float | None) -> str:
     return f"{saves} {format_pair(finding.cost_ns, step_ns)} a step"
 
 
-def noted(finding: Finding, step_ns: float | None) -> list[str]:
-    """Its severity, which a limit has not, and what it saves."""
-    severity = "" if finding.kind == "limit" else finding.severity
-    return [words for words in (severity, saving(finding, step_ns)) if words]
-
-
 def _saving_on_average(finding: Finding, overview: Result) -> str:
     """The median step is shown beside it; where the mean differs, it says which one it is."""
     mean, median = overview.facts["mean_step_ns"], overview.facts["step_ns"]
@@ -273,8 +266,9 @@ def _headline(request: Request, findings: list[Finding], overview: Result) -> He
     )
     return Headline(
         verdict or worst.headline,
-        sentence(worst.why),
-        worst.lines,
+        "" if verdict else sentence(worst.why),
+        parts,
+        worst.stated,
         f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
         _saving_on_average(worst, overview),
         picture=_picture(request, worst),
@@ -283,8 +277,8 @@ def _headline(request: Request, findings: list[Finding], overview: Result) -> He
     )
 
 
-def _command_of(finding: Finding) -> list[tuple[str, str]]:
-    return [("Command", shell_words(finding.command))] if finding.command else []
+def _command_of(finding: Finding, what: str = "Command") -> list[tuple[str, str]]:
+    return [(what, shell_words(finding.command))] if finding.command else []
 
 
 def _picture(request: Request, finding: Finding | None) -> Picture | None:
@@ -312,34 +306,32 @@ def _drawn(make: Callable[[], Drawn]) -> Drawn | None:
         return None
 
 
-def _change_headline(request: Request, compared: Result, overview: Result) -> Headline:
-    """What changed between two runs: the step time first."""
+def _change_headline(request: Request, compared: Result) -> Headline:
+    """What changed between two runs: the step time first, and what had been predicted."""
     commands = (
         ("Look closer", f"rankscope view {shell_words([request.base, request.path])}"),
         ("All rows", f"rankscope diff {shell_word(request.base)} {request.words}"),
     )
     if not compared.findings:
         return Headline("Nothing can be compared.", " ".join(compared.notes), commands=commands)
-    first = compared.findings[0]
-    before, after, change = (first.fact(name) for name in ("base", "new", "change_pct"))
+    kept = next((finding for finding in compared.findings if finding.fact("predicted_pct")), None)
+    first = next(finding for finding in compared.findings if finding is not kept)
+    before, after, changed = (first.fact(name) for name in ("base", "new", "change_pct"))
     number = note = ""
-    if before and after and change and isinstance(change.value, (int, float)):
-        number = f"{change.value:+.1f} %"
+    if before and after and changed and isinstance(changed.value, (int, float)):
+        number = f"{changed.value:+.1f} %"
         note = f"{format_ns(float(before.value or 0), 1)} before, {format_ns(float(after.value or 0), 1)} now"
-    picture = None
-    if request.base_run is not None:
-        base = summary(request.base_run, request.scope)
-        picture = _drawn(lambda: Picture.of(lambda width: two_breakdowns(base, overview, width)))
     return Headline(
         first.title,
+        sentence(kept.title) if kept else "",
         "",
-        first.lines,
+        (kept.stated if kept else {}) | first.stated,
         number,
         note,
         judged="worse" if number.startswith("+") and first.severity != "ok" else "better",
-        picture=picture,
+        picture=_drawn(lambda: Picture.of(lambda width: change(compared, width))),
         advice=sentence(first.advice),
-        commands=(*commands, *_command_of(first)),
+        commands=(*commands, *_command_of(first), *(_command_of(kept, kept.advice) if kept else ())),
     )
 
 

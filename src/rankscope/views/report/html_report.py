@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence, Set
+import html as standard_html
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cache
 from itertools import count
 from pathlib import Path
 
-from rankscope.analysis.core.result import Finding, Result
+from rankscope.analysis.core.result import Fact, Finding, Result
 from rankscope.text.colours import style_variables
 from rankscope.text.names import Parts, is_inside_word
 from rankscope.text.run_words import shell_words
@@ -17,8 +18,10 @@ from rankscope.version import __version__
 from rankscope.views.charts import Chart
 from rankscope.views.columns import Field, fields
 from rankscope.views.html import attributes, escape
-from rankscope.views.report.content import Content, Section, noted
+from rankscope.views.markdown import prose
+from rankscope.views.report.content import Content, Section, saving
 from rankscope.views.report.definitions import definition
+from rankscope.views.report.markdown_report import markdown_summary
 from rankscope.views.text import sentence
 
 _HERE = Path(__file__).parent
@@ -29,10 +32,10 @@ _FONTS = (
     '--sans: system-ui, "Segoe UI", "DejaVu Sans", Helvetica, Arial, sans-serif;'
 )
 _HEATMAP_HELP = (
-    "One row per rank. Time is divided into intervals. Each is filled from below by the shares in which compute "
-    "kernels ran, collectives moved data without compute beside them, the rank waited in a collective for another "
-    "rank, or only copies ran. The rest is idle. The classes are those of the breakdown report, so the sums over a "
-    "row are the breakdown of the rank."
+    "One row per rank. Time is divided into intervals. Each is filled from below by four shares: compute kernels ran; "
+    "collectives moved data without compute beside them; the rank waited in a collective for another rank; only "
+    "copies ran. The rest is idle. The classes are those of the breakdown report. Their sums over a row are the "
+    "breakdown of the rank."
 )
 _OF_HEATMAP = "Where time goes"
 """The topic that the heat map belongs to."""
@@ -65,6 +68,7 @@ def html_page(content: Content) -> str:
             _first_screen(content),
             _navigation(content, bool(missing)),
             _findings(content),
+            _to_post(content),
             *_topics(content),
             _explained(content),
             _missing(missing),
@@ -129,9 +133,12 @@ def _first_screen(content: Content) -> str:
         )
     to_do = [("Do this", escape(headline.advice))] if headline.advice else []
     to_do += [(what, _command(how)) for what, how in headline.commands]
+    more = f"<p>{escape(headline.more)}</p>" if headline.more else ""
+    more += _facts_list(headline.facts, None if headline.judged else content.step_ns)
+    more = f'<details class="more"><summary>more</summary>{more}</details>' if more else ""
     return (
         f'<section id="answer">{doubtful}<div class="lead"><div><h1>{escape(headline.title)}</h1>'
-        f"<p>{escape(headline.detail)}</p>{_lines(headline.facts)}</div>{change}</div>"
+        f"<p>{escape(headline.detail)}</p>{more}</div>{change}</div>"
         f'<div class="figures">{figures}</div>'
         f'{shown}<dl class="do">{_described(to_do)}</dl></section>'
     )
@@ -145,7 +152,7 @@ def _described(pairs: Iterable[tuple[str, str]]) -> str:
 def _navigation(content: Content, missing: bool) -> str:
     links = {"findings": "Findings", **{_anchor(topic): topic for topic in _sections_by_topic(content)}}
     links |= {"missing": "Not recorded"} if missing else {}
-    links["facts"] = "Run"
+    links |= {"post": "For an issue", "facts": "Run"}
     listed = "".join(f'<a href="#{escape(anchor)}">{escape(label)}</a>' for anchor, label in links.items())
     return (
         f'<nav aria-label="Sections">{listed}<button id="unfold" type="button" aria-pressed="false">'
@@ -187,19 +194,64 @@ def _findings(content: Content) -> str:
 
 def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -> str:
     report = escape(finding.report)
-    inside = _lines(finding.lines)
+    facts = finding.stated
+    saves = saving(finding, content.step_ns)
+    if saves:
+        facts = {saves: Fact("cost_ns", finding.cost_ns, "ns"), **facts}
+    inside = _facts_list(facts, None if finding.report == "diff" else content.step_ns)
     inside += f"<p><b>Next:</b> {escape(sentence(finding.advice))}</p>" if finding.advice else ""
     inside += f"<p>{_command(shell_words(finding.command))}</p>" if finding.command else ""
     inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
     if finding.page:
         inside += f'<p><a href="#about-{finding.page}">What this means, and when it is wrong</a></p>'
-    note = ", ".join(noted(finding, content.step_ns))
+    note = ", ".join(filter(None, ("" if finding.kind == "limit" else finding.severity, saves)))
     name = f"{number}. {finding.report}"
     return _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
 
 
-def _lines(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
+def _facts_list(facts: Mapping[str, Fact], step_ns: float | None) -> str:
+    """Each with a bar: of shares, of the whole; of times, of the step, or without one of the longest of them. What is
+    longer than the step is a sum over several, and has none."""
+    numbers = {
+        text: (str(fact.unit), abs(fact.value))
+        for text, fact in facts.items()
+        if isinstance(fact.value, (int, float))
+    }
+    longest = max((value for unit, value in numbers.values() if unit == "ns"), default=0)
+    whole = {"percent": 100, "ns": step_ns or longest or 1}
+    rows = ""
+    for text in facts:
+        unit, value = numbers.get(text, ("", 0))
+        share = value / whole.get(unit, float("inf"))
+        rows += f"<li><span>{escape(text)}</span>{_bar(share) if 0 < share <= 1 else ''}</li>"
+    return f'<ul class="facts-list">{rows}</ul>' if rows else ""
+
+
+def _bar(share: float, kind: str = "") -> str:
+    return (
+        f'<svg class="bar{escape(kind)}" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="{100 * share:.1f}" height="1"/></svg>'
+    )
+
+
+def _to_post(content: Content) -> str:
+    """The summary as text for an issue tracker, and the picture as a file: trackers do not show pictures in links."""
+    text, name = markdown_summary(content), f"{content.title}.svg"
+    picture = content.headline.picture.usual if content.headline.picture else content.heatmap
+    note = saved = ""
+    if picture:
+        text += f"\n\nPicture: {prose(picture.subtitle)}"
+        encoded = base64.b64encode(picture.svg().encode()).decode()
+        address = f"data:image/svg+xml;base64,{encoded}"
+        saved = f'<a class="save" download="{escape(name)}" href="{address}">Save the picture</a>'
+        note = f"<p>Paste the text into the issue, then drop the file {escape(name)} below it.</p>"
+    inside = (
+        f'<div class="tools"><button type="button" data-copy="text" data-of="markdown">Copy as Markdown</button>{saved}'
+        f'</div>{note}<pre id="markdown" tabindex="0">{standard_html.escape(text)}</pre>'
+    )
+    line = "The summary as Markdown, and the picture as a file"
+    folded = _folded("issue", "", "copy as Markdown", line, "", inside)
+    return f'<section id="post"><h2>For an issue</h2>{folded}</section>'
 
 
 def _topics(content: Content) -> Iterator[str]:
@@ -309,11 +361,7 @@ def _bars(result: Result) -> tuple[str, list[str]]:
         return "", []
     longest = max(values)
     kinds = [f" {str(row.get('class')).lower()}" if "class" in row else "" for row in result.rows]
-    return name, [
-        f'<svg class="bar{escape(kind)}" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect width="{100 * value / longest:.1f}" height="1"/></svg>'
-        for kind, value in zip(kinds, values, strict=True)
-    ]
+    return name, [_bar(value / longest, kind) for kind, value in zip(kinds, values, strict=True)]
 
 
 def _total(result: Result, shown: list[Field]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankscope.version import __version__
-from rankscope.views.markdown import markdown, prose
-from rankscope.views.report.content import Content, Headline, Section, noted
+from rankscope.views.markdown import finding_text, markdown, prose
+from rankscope.views.report.content import Content, Headline, Section
 
 _ROWS = {
     "breakdown": 8,
@@ -23,14 +23,9 @@ _ROWS = {
 
 def markdown_page(content: Content) -> str:
     """Headline, figures, findings, and the main tables."""
-    figures = " · ".join(f"**{prose(figure.value)}** {prose(figure.label)}" for figure in content.figures)
     blocks = [
         f"# {prose(content.title)}",
-        f"{prose(content.subtitle)}",
-        *(f"In doubt: {prose(doubt.title)}. {prose(doubt.advice)}" for doubt in content.doubts),
-        _headline(content.headline),
-        figures,
-        _findings(content),
+        markdown_summary(content),
         *(_section(section) for section in content.sections if section.name in _ROWS and section.result.rows),
         f"Made by rankscope {__version__}: `{content.command} --format markdown`. "
         f"`{content.command}` writes the report with charts.",
@@ -38,24 +33,28 @@ def markdown_page(content: Content) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
+def markdown_summary(content: Content) -> str:
+    """What goes into an issue: headline, figures and findings."""
+    figures = " · ".join(f"**{prose(figure.value)}** {prose(figure.label)}" for figure in content.figures)
+    blocks = [
+        f"{prose(content.subtitle)}",
+        *(f"In doubt: {prose(doubt.title)}. {prose(doubt.advice)}" for doubt in content.doubts),
+        _headline(content.headline),
+        figures,
+        *(
+            f"## {heading}\n\n" + "\n".join(map(finding_text, findings))
+            for heading, findings in content.lists.items()
+        ),
+    ]
+    return "\n\n".join(filter(None, blocks))
+
+
 def _headline(headline: Headline) -> str:
+    """Facts and advice are those of the first finding."""
     change = " ".join(filter(None, (headline.change, headline.change_note)))
-    bold = f"**{prose(change)}**" if change else ""
-    texts = (f"**{prose(headline.title)}**", prose(headline.detail), bold)
+    texts = (f"**{prose(headline.title)}**", prose(headline.detail), f"**{prose(change)}**" if change else "")
     commands = (f"{prose(what)}: `{how}`" for what, how in headline.commands)
-    lines = (" ".join(filter(None, texts)), *map(prose, headline.facts), prose(headline.advice), *commands)
-    return "\\\n".join(filter(None, lines))
-
-
-def _findings(content: Content) -> str:
-    blocks = []
-    for heading, findings in content.lists.items():
-        lines = [f"## {heading}\n"]
-        for number, finding in enumerate(findings, 1):
-            text = f"**{', '.join(noted(finding, content.step_ns))}**: {prose(finding.title)}"
-            lines += [f"{number}. {text}", *(f"   - {prose(line)}" for line in finding.lines)]
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+    return "\\\n".join(filter(None, (*texts, *commands)))
 
 
 def _section(section: Section) -> str:

@@ -8,8 +8,8 @@ document.getElementById("theme").addEventListener("click", () => {
   root.dataset.theme = (root.dataset.theme || (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
 });
 
-// Folded parts: a link opens the part it leads to, "open all" opens every one, and paper has them all open.
-const parts = () => [...document.querySelectorAll("main details")];
+// Folded parts: a link opens the part it leads to, "open all" opens every one, and paper has the findings, and what is open.
+const parts = () => [...document.querySelectorAll(".more, #findings details, .row[open] details")];
 const unfold = document.getElementById("unfold");
 unfold.addEventListener("click", () => {
   const open = unfold.getAttribute("aria-pressed") !== "true";
@@ -114,5 +114,6 @@ document.addEventListener("click", (event) => {
   if (!button) return;
   if (button.parentNode.matches("table.data th")) sortBy(button.parentNode);
   else if (button.dataset.copy === "table") copy(tableText(document.getElementById(button.dataset.of)), button);
+  else if (button.dataset.copy === "text") copy(document.getElementById(button.dataset.of).textContent, button);
   else if (button.dataset.copy === "command") copy(button.previousElementSibling.textContent, button);
 });
