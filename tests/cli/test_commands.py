@@ -63,6 +63,7 @@ WRITTEN = (
     "commands.md",
     "store.md",
     "columns.md",
+    "reports.md",
     "architecture.md",
     "notebook.ipynb",
     "images/terminal.svg",

@@ -8,8 +8,9 @@ from pathlib import Path
 from rankscope.views.text import hang
 
 _PACKAGE = Path(__file__).parents[1]
-_FOLDERS = (_PACKAGE / "definitions" / "findings", _PACKAGE.parents[1] / "docs" / "findings")
-"""In a wheel, and in a checkout."""
+_BUILT = _PACKAGE / "definitions" / "findings"
+"""In a wheel."""
+_FOLDER = _BUILT if _BUILT.is_dir() else _PACKAGE.parents[1] / "docs" / "findings"
 _LINK = re.compile(r"\[([^]]+)]\([^)]+\)")
 _FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.M | re.S)
 _COMMENT = re.compile(r"<!--.*?-->\n?", re.S)
@@ -17,15 +18,15 @@ _COMMENT = re.compile(r"<!--.*?-->\n?", re.S)
 
 def page_names() -> list[str]:
     """Of all pages, sorted."""
-    return sorted({page.stem for folder in _FOLDERS for page in folder.glob("*.md")} - {"index"})
+    return sorted({page.stem for page in _FOLDER.glob("*.md")} - {"index"})
 
 
 def page_text(name: str, width: int = 80) -> str | None:
     """The page as plain text in lines of this width; None where there is none of that name."""
     if name not in page_names():
         return None
-    path = next(path for folder in _FOLDERS if (path := folder / f"{name}.md").is_file())
-    parts = _FENCE.split(_COMMENT.sub("", path.read_text(encoding="utf-8")))
+    text = (_FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    parts = _FENCE.split(_COMMENT.sub("", text))
     blocks: list[str] = []
     for number, part in enumerate(parts):
         if number % 2:  # what a command prints
