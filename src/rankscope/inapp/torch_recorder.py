@@ -113,6 +113,11 @@ class TorchRecorder:
     def busy(self) -> bool:
         return self._profile is not None
 
+    @property
+    def has_stacks(self) -> bool:
+        """Whether torch records Python's functions."""
+        return self._profile is not None and (self._profile.with_stack or self._profile.with_modules)
+
     def warm_up(self) -> None:
         """Prepare torch's profiler; on a GPU this starts CUPTI."""
         import torch

@@ -19,6 +19,7 @@ from rankscope.inapp.cuda_range import CudaRangeRecorder
 from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
 from rankscope.inapp.host_cpu import HostCpu
 from rankscope.inapp.job_log import JobLog
+from rankscope.inapp.python_samples import PythonSamples
 from rankscope.inapp.sigterm import SigtermGuard
 from rankscope.inapp.torch_recorder import Recording, TorchRecorder, never_free
 from rankscope.inapp.window_handlers import Handler, Recorded
@@ -58,6 +59,7 @@ class Windows:
         self._events: object = None
         self._added = AddedEvents()
         self._host_cpu: HostCpu | None = None
+        self._samples: PythonSamples | None = None
         self._calls = CollectiveCalls()
 
     @property
@@ -98,6 +100,9 @@ class Windows:
             with contextlib.suppress(Exception):
                 self._host_cpu = HostCpu(self._added, self._files.manifest["local_size"])
         self.recorder.start()
+        if isinstance(self.recorder, TorchRecorder) and not self.recorder.has_stacks:
+            with contextlib.suppress(Exception):
+                self._samples = PythonSamples(self._added)
         self._write_header({})
         with contextlib.suppress(Exception):
             self._calls.begin()
@@ -120,13 +125,15 @@ class Windows:
 
     def forked(self) -> None:
         """In a forked child of the rank."""
-        self._stop_host_cpu()
+        self._stop_observers()
         self.recorder.forked()
 
-    def _stop_host_cpu(self) -> None:
-        host_cpu, self._host_cpu = self._host_cpu, None
-        if host_cpu is not None:
-            host_cpu.off()
+    def _stop_observers(self) -> None:
+        observers = self._host_cpu, self._samples
+        self._host_cpu = self._samples = None
+        for observer in observers:
+            if observer is not None:
+                observer.off()
 
     def next_step(self, number: int) -> None:
         """Inside a time window: mark where one step ends and the next begins."""
@@ -147,7 +154,7 @@ class Windows:
         began = time.perf_counter_ns()
         with contextlib.suppress(Exception):
             self._write_header(self._added_fields(why))
-        self._stop_host_cpu()
+        self._stop_observers()
         noted_ns = time.perf_counter_ns() - began
         recording = self.recorder.stop()
         began = time.perf_counter_ns() - noted_ns
@@ -171,7 +178,7 @@ class Windows:
         """End an open window whose recording is not wanted; the next one gets its number."""
         self._opened -= self._window is not None
         self._window = None
-        self._stop_host_cpu()
+        self._stop_observers()
         self._calls.off()
         self.recorder.abandon()
 

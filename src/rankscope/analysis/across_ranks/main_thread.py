@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -157,3 +159,32 @@ def gap_between(run: Run, rank: int, times: Gaps, ops: OpsAround) -> Gap:
     around = dict(rows)
     annotation = next(iter(around.get(False, ())), "")
     return Gap(int(length.sum()), len(mine), *ops, annotation, program_frame(around.get(True, ())))
+
+
+def sampled_line(run: Run, rank: int, times: Gaps | Intervals) -> str:
+    """Where the program is for most of these times, where the capture sampled its functions: the innermost, with its
+    line. Times that a sample may miss do not count."""
+    long = times.end - times.start >= _LEAST_SAMPLED_NS
+    frames = run.arrays(f"""
+        SELECT s.start_ns AS start, s.start_ns + s.dur_ns AS stop, s.depth::BIGINT AS depth, n.code::BIGINT AS name
+        FROM slices s JOIN internal.names n ON n.category = s.category AND n.name = s.name
+        WHERE s.rank = {rank} AND s.category = 'python_sample'
+    """)
+    in_gaps = covered(Intervals(times.start[long], times.end[long]), frames["start"], frames["stop"])
+    texts, total = all_names(run), int(in_gaps[frames["depth"] == 0].sum())
+    time, depth = Counter[str](), dict[str, int]()
+    lines = defaultdict[str, Counter[str]](Counter)
+    for at in np.flatnonzero(in_gaps).tolist():
+        name = texts[frames["name"][at]]
+        function = _LINE.sub("", name)
+        time[function] += int(in_gaps[at])
+        lines[function][name] += int(in_gaps[at])
+        depth[function] = max(int(frames["depth"][at]), depth.get(function, 0))
+    inside = [function for function in time if 2 * time[function] > total]
+    inside.sort(key=depth.__getitem__, reverse=True)
+    return program_frame([lines[function].most_common(1)[0][0] for function in inside])
+
+
+_LEAST_SAMPLED_NS = 10_000_000
+"""The interval of the samples: of a shorter gap there may be none."""
+_LINE = re.compile(r"\(\d+\)")

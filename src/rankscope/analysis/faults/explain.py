@@ -10,13 +10,13 @@ from functools import cached_property, partial
 import numpy as np
 
 from rankscope.analysis.across_ranks.host_cpu import host_reason, thread_state
-from rankscope.analysis.across_ranks.main_thread import gap_between, gaps
+from rankscope.analysis.across_ranks.main_thread import gap_between, gaps, sampled_line
 from rankscope.analysis.across_ranks.micro_batches import micro_batches_of
 from rankscope.analysis.across_ranks.op_differences import extra_ops
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import gpu_ranks
-from rankscope.analysis.core.host_spans import latest_around, loading_line, rank_annotations
+from rankscope.analysis.core.host_spans import dataloader_spans, latest_around, loading_line, rank_annotations
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.result import Fact, Unit, Why, argv
@@ -624,7 +624,8 @@ def _bytes_and_time(asked: _Asked, name: str) -> tuple[tuple[float, float], tupl
 
 
 def _dataloader(asked: _Asked) -> Why:
-    line = loading_line(part_of(asked.run, frozenset({asked.rank})), asked.rank)
+    run = part_of(asked.run, frozenset({asked.rank}))
+    line = loading_line(run, asked.rank) or sampled_line(run, asked.rank, dataloader_spans(run, asked.rank))
     return Why(
         f"{asked.it} waits {asked.time()} longer for data{asked.when}" + (f", at {line}" if line else ""),
         advice=(f"Look at {line}. " if line else "")
@@ -750,38 +751,32 @@ def _pause(asked: _Asked) -> Why:
     times = gaps(run, asked.rank, [*zip((ends - pieces.took[order]).tolist(), ends.tolist(), strict=True)])
     totals = times.totals()
     state = thread_state(asked.run, asked.rank, asked.together, graph.steps, asked.by_step)
-    state = f": {state}" if state else ""
+    line, annotation, ops = sampled_line(run, asked.rank, times), "", ("", "")
     longest = max(totals, key=lambda ops: totals[ops], default=None)
-    length = asked.time()
+    facts = [asked.longer]
     if longest is None or totals[longest] < asked.cut[order].sum() / 2:
-        after = _short(asked.top_name)
-        advice, command = _look(asked, "", "")
-        return Why(
-            f"{asked.its} host pauses {length}{asked.when}" + (f" before {after}" if after else "") + state,
-            advice=advice,
-            facts=(asked.longer,),
-            names=(asked.top_name,),
-            report="idle.gaps" if asked.on_gpu else "ops",
-            command=command,
-        )
-    gap = gap_between(run, asked.rank, times, longest)
-    ops = [_short(name.removeprefix(_ENGINE)) for name in (gap.before, gap.after)]
-    before, after = ops
-    between = (
-        f"between {before} and {after}" if all(ops) else f"after {before}" if before else f"before {after}"
-    )
-    where = f"in {_short(gap.annotation)}" if gap.annotation else between
-    advice, command = _look(asked, gap.line, gap.annotation)
+        ops = ("", asked.top_name)
+    else:
+        gap = gap_between(run, asked.rank, times, longest)
+        facts.append(asked.of_rank("gap_ns", round(asked.per_step(gap.dur_ns)), "ns"))
+        line, annotation, ops = gap.line or line, gap.annotation, longest
+    before, after = (_short(name.removeprefix(_ENGINE)) for name in ops)
+    between = f"between {before} and {after}" if before and after else f"after {before}" * bool(before)
+    between = between or f"before {after}" * bool(after)
+    where = f"in {line}" if line else f"in {_short(annotation)}" if annotation else between
+    if between != where and len(facts) > 1:
+        facts.append(Fact("no_op", between))
+    if annotation and line:
+        facts.append(Fact("annotation", annotation))
+    if line:
+        facts.append(Fact("line", line))
+    advice, command = _look(asked, line, annotation)
+    text = " ".join(filter(None, (f"{asked.its} host pauses {asked.time()}{asked.when}", where)))
     return Why(
-        f"{asked.its} host pauses {length}{asked.when} {where}{state}",
+        f"{text}, {state}" if state else text,
         advice,
-        (
-            asked.longer,
-            asked.of_rank("gap_ns", round(asked.per_step(gap.dur_ns)), "ns"),
-            *([Fact("no_op", between)] if gap.annotation or gap.line else []),
-            *([Fact("line", gap.line)] if gap.line else []),
-        ),
-        (gap.annotation, gap.line, gap.before, gap.after),
+        tuple(facts),
+        (annotation, line, *ops),
         "idle.gaps" if asked.on_gpu else "ops",
         command,
     )

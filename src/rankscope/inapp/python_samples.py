@@ -1,0 +1,113 @@
+"""Which Python functions the training thread is in, sampled while a window is recorded without stacks.
+
+So a pause in which it runs no op has a line. A thread of its own looks 100 times a second, and waits in C in between.
+It keeps code objects and offsets, never frames: those would keep the job's tensors alive. The process that writes the
+trace makes slices of them. No torch; nothing here fails the job.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from types import CodeType
+
+from rankscope.inapp.added_events import AddedEvents
+from rankscope.inapp.main_thread import start_waiting_thread
+
+INTERVAL_NS = 10_000_000
+# A minute and more; and the innermost functions of a sample.
+MOST_SAMPLES, MOST_FRAMES = 6_000, 100
+_TRACK = "Python of the training thread, sampled"
+_OURS = str(Path(__file__).parents[1]) + os.sep
+
+Stack = tuple[tuple[CodeType, int], ...]
+"""Code and the offset of its instruction, the innermost function first."""
+
+
+class PythonSamples:
+    """Of one window, and of the thread that begins it. ``off`` ends it."""
+
+    def __init__(self, added: AddedEvents) -> None:
+        self._thread = threading.get_ident()
+        self._track = 0
+        self._samples: list[tuple[int, Stack]] = []
+        self._runs = _thread.allocate_lock()
+        # Without the GIL, the stack of another thread changes while it is read.
+        if getattr(sys, "_is_gil_enabled", lambda: True)():
+            self._runs.acquire()
+            added.when_written(self._add_slices)
+            wait = functools.partial(self._runs.acquire, True, INTERVAL_NS / 1e9)
+            start_waiting_thread(wait, True, self._sample)
+
+    def off(self) -> None:
+        if self._runs.locked():
+            self._runs.release()
+
+    def _sample(self, _is_over: bool) -> bool:
+        try:
+            stack, frame = [], sys._current_frames().get(self._thread)
+            while frame is not None and len(stack) < MOST_FRAMES:
+                stack.append((frame.f_code, frame.f_lasti))
+                frame = frame.f_back
+            self._track = threading.get_native_id()
+            self._samples.append((time.time_ns(), tuple(stack)))
+        except Exception:  # noqa: BLE001  (an audit hook of the job may refuse it)
+            return False
+        return len(self._samples) < MOST_SAMPLES
+
+    def _add_slices(self, added: AddedEvents) -> None:
+        if self._samples:
+            added.name_thread(_TRACK, self._track)
+        for name, start_ns, end_ns in slices_of(self._samples):
+            added.add(name, start_ns, end_ns - start_ns, {}, "python_sample", self._track)
+
+
+class _Slice:
+    """A line of a function, in samples that follow each other."""
+
+    def __init__(self, code: CodeType, line: int, start_ns: int) -> None:
+        self.code, self.line, self.start_ns, self.end_ns = code, line, start_ns, start_ns
+
+    @property
+    def name(self) -> str:
+        """As torch names a function, with the line that it is at."""
+        path = self.code.co_filename
+        folders = [folder + os.sep for folder in sys.path if folder and path.startswith(folder + os.sep)]
+        return f"{path.removeprefix(max(folders, key=len, default=''))}({self.line}): {self.code.co_name}"
+
+
+def slices_of(samples: Sequence[tuple[int, Stack]]) -> Iterator[tuple[str, int, int]]:
+    """Name, start and end of the lines, a caller before what it calls.
+
+    A sample stands for the time since the last one, as C code that holds the GIL delays it. All are half an interval
+    later: what is seen goes on for so long on average.
+    """
+    slices, open_slices = list[_Slice](), list[_Slice]()
+    half = INTERVAL_NS // 2
+    end_ns = samples[0][0] - half if samples else 0
+    for time_ns, stack in samples:
+        start_ns, end_ns = end_ns, time_ns + half
+        lines = [
+            (code, _line(code, at)) for code, at in reversed(stack) if not code.co_filename.startswith(_OURS)
+        ]
+        pairs = zip(open_slices, lines, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: (pair[0].code, pair[0].line) == pair[1], pairs))
+        open_slices[same:] = [_Slice(*line, start_ns) for line in lines[same:]]
+        slices += open_slices[same:]
+        for each in open_slices:
+            each.end_ns = end_ns
+    for each in slices:
+        yield each.name, each.start_ns, each.end_ns
+
+
+@functools.cache
+def _line(code: CodeType, offset: int) -> int:
+    lines = (line for start, end, line in code.co_lines() if start <= offset < end and line)
+    return next(lines, code.co_firstlineno)
