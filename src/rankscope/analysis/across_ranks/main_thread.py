@@ -161,30 +161,30 @@ def gap_between(run: Run, rank: int, times: Gaps, ops: OpsAround) -> Gap:
     return Gap(int(length.sum()), len(mine), *ops, annotation, program_frame(around.get(True, ())))
 
 
-def sampled_line(run: Run, rank: int, times: Gaps | Intervals) -> str:
-    """Where the program is for most of these times, where the capture sampled its functions: the innermost, with its
-    line. Times that a sample may miss do not count."""
-    long = times.end - times.start >= _LEAST_SAMPLED_NS
+def sampled_line(run: Run, rank: int, times: Intervals, called_by: str = "") -> str:
+    """The innermost function of the program that runs for most of these times, with its line; '' if none was sampled.
+
+    ``called_by`` begins the path of a function that is around it. Short times do not count: a sample may miss them.
+    """
+    is_long = times.end - times.start >= _LEAST_SAMPLED_NS
     frames = run.arrays(f"""
         SELECT s.start_ns AS start, s.start_ns + s.dur_ns AS stop, s.depth::BIGINT AS depth, n.code::BIGINT AS name
         FROM slices s JOIN internal.names n ON n.category = s.category AND n.name = s.name
-        WHERE s.rank = {rank} AND s.category = 'python_sample'
+        WHERE s.rank = {rank} AND s.category = 'python_sample' ORDER BY depth DESC
     """)
-    in_gaps = covered(Intervals(times.start[long], times.end[long]), frames["start"], frames["stop"])
-    texts, total = all_names(run), int(in_gaps[frames["depth"] == 0].sum())
-    time, depth = Counter[str](), dict[str, int]()
+    inside = covered(Intervals(times.start[is_long], times.end[is_long]), frames["start"], frames["stop"])
     lines = defaultdict[str, Counter[str]](Counter)
-    for at in np.flatnonzero(in_gaps).tolist():
-        name = texts[frames["name"][at]]
-        function = _LINE.sub("", name)
-        time[function] += int(in_gaps[at])
-        lines[function][name] += int(in_gaps[at])
-        depth[function] = max(int(frames["depth"][at]), depth.get(function, 0))
-    inside = [function for function in time if 2 * time[function] > total]
-    inside.sort(key=depth.__getitem__, reverse=True)
-    return program_frame([lines[function].most_common(1)[0][0] for function in inside])
+    for at in np.flatnonzero(inside).tolist():
+        name = all_names(run)[frames["name"][at]]
+        lines[_LINE.sub("", name)][name] += int(inside[at])
+    most = int(inside[frames["depth"] == 0].sum()) / 2
+    functions = [function for function, by_line in lines.items() if by_line.total() > most]
+    callers = [function.startswith(called_by) for function in functions]
+    if called_by:
+        functions = functions[: callers.index(True)] if any(callers) else []
+    return program_frame([lines[function].most_common(1)[0][0] for function in functions])
 
 
 _LEAST_SAMPLED_NS = 10_000_000
-"""The interval of the samples: of a shorter gap there may be none."""
+"""The interval of the samples."""
 _LINE = re.compile(r"\(\d+\)")
