@@ -71,7 +71,7 @@ def test_samples_become_nested_slices_of_a_line_each(monkeypatch: pytest.MonkeyP
         (at(MAIN, 4),),
     ]
     step = INTERVAL_NS
-    slices = [*slices_of([((number + 1) * step, stack) for number, stack in enumerate(stacks)])]
+    slices = [*slices_of([((number + 1) * step, step, stack) for number, stack in enumerate(stacks)])]
     half = step // 2
     assert slices == [
         ("train.py(3): main", half, 4 * step + half),
@@ -82,9 +82,18 @@ def test_samples_become_nested_slices_of_a_line_each(monkeypatch: pytest.MonkeyP
 
 
 def test_a_late_sample_stands_for_the_time_in_which_c_code_held_the_lock() -> None:
-    slices = [*slices_of([(SECOND, (at(MAIN, 4),)), (2 * SECOND, (at(SAVE, 6),))])]
-    assert slices[1][1:] == (SECOND + INTERVAL_NS // 2, 2 * SECOND + INTERVAL_NS // 2)
+    late = SECOND, INTERVAL_NS, (at(MAIN, 4),)
+    slices = [*slices_of([late, (2 * SECOND, INTERVAL_NS, (at(SAVE, 6),))])]
+    half = INTERVAL_NS // 2
+    assert slices[1][1:] == (SECOND + half, 2 * SECOND + half)
     assert [*slices_of([])] == []
+
+
+def test_between_distant_samples_nothing_is_said() -> None:
+    stack, half = (at(MAIN, 4),), INTERVAL_NS // 2
+    times = [number * 4 * INTERVAL_NS for number in (1, 2)]
+    slices = [*slices_of([(time_ns, 4 * INTERVAL_NS, stack) for time_ns in times])]
+    assert [part[1:] for part in slices] == [(time_ns - half, time_ns + half) for time_ns in times]
 
 
 def test_the_thread_that_begins_the_window_is_sampled() -> None:
@@ -113,7 +122,7 @@ def test_no_thread_stays_behind_and_no_tensor_is_kept() -> None:
     samples.off()
     while _thread._count() > before:
         time.sleep(0.001)
-    assert not any(isinstance(part, FrameType) for _, stack in samples._samples for part in sum(stack, ()))
+    assert not any(isinstance(part, FrameType) for _, _, stack in samples._samples for part in sum(stack, ()))
 
 
 def test_the_samples_of_a_long_window_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +133,16 @@ def test_the_samples_of_a_long_window_end(monkeypatch: pytest.MonkeyPatch) -> No
     wait_for(samples, 2)
     while _thread._count() > before:
         time.sleep(0.001)
-    assert [len(stack) for _, stack in samples._samples] == [3, 3]
+    assert [len(stack) for _, _, stack in samples._samples] == [3, 3]
+
+
+def test_samples_that_take_too_much_cpu_time_become_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_samples, "LARGEST_SHARE", 0.0)
+    monkeypatch.setattr(python_samples, "_MEASURED_SAMPLES", 1)
+    samples = PythonSamples(AddedEvents())
+    wait_for(samples, 2)
+    samples.off()
+    assert samples._interval_ns >= 4 * INTERVAL_NS
 
 
 def test_a_python_that_refuses_costs_nothing_but_the_samples(
