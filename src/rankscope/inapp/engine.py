@@ -322,7 +322,7 @@ class Engine:
         job = self.files.job
         self.files.claim()
         if self.files.job != job and self.files.identity.rank == 0:
-            self.log.warning(f"the job has several trainers: this one's run is {self.files.folder}")
+            self.log.warning(f"the job has several trainers: this one writes to {self.files.folder}")
         if self._telemetry is not None:
             self._telemetry.begin()
 

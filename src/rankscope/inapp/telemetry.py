@@ -192,7 +192,7 @@ class Telemetry:
                 if not old and parse_selector(request.ranks).selects(self._files.identity):
                     self._requested(request)
             except RankscopeError as error:
-                self._log.warning(f"capture request {self._requests} is not obeyed: {error.message}")
+                self._log.warning(f"capture request {self._requests} is refused: {error.message}")
 
 
 def pipeline_stage() -> int | None:

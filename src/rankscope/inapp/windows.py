@@ -23,7 +23,7 @@ from rankscope.inapp.python_samples import PythonSamples
 from rankscope.inapp.sigterm import SigtermGuard
 from rankscope.inapp.torch_recorder import Recording, TorchRecorder, never_free
 from rankscope.inapp.window_handlers import Handler, Recorded
-from rankscope.units import format_bytes, format_ns
+from rankscope.units import format_bytes, format_rounded
 
 Window = dict[str, Any]
 BY_STEPS, BY_TIME = "steps", "time"
@@ -170,8 +170,7 @@ class Windows:
                 entry["stall_ns"] = stall_ns
         self._events = recording.events
         self._log.debug(
-            f"recorded steps {window['first_step']}-{last}; training was paused for {format_ns(stall_ns)}: "
-            f"stop {format_ns(window['stop_ns'])} (torch), export {format_ns(stall_ns - window['stop_ns'])}"
+            f"recorded steps {window['first_step']}-{last}; training was paused for {format_rounded('ns', stall_ns)}"
         )
 
     def drop(self) -> None:
@@ -192,9 +191,10 @@ class Windows:
             window.update(export.outcome or {})
             self._exports.remove((window, export))
             if window["state"] == "whole":
+                pause = format_rounded("ns", window["stall_ns"])
                 self._log.progress(
                     f"{_steps(window)} is on disk: {self._files.folder / window['file']} "
-                    f"({format_bytes(window['bytes'], 1)}); training was paused for {format_ns(window['stall_ns'], 2)}"
+                    f"({format_bytes(window['bytes'], 1)}); training was paused for {pause}"
                 )
         if not self._exports and self._window is None:
             self._sigterm.off()

@@ -204,6 +204,18 @@ class _Asked:
             return np.zeros(0), np.zeros(0)
         return table[is_mine][0], np.median(table[~is_mine], axis=0)
 
+    @cached_property
+    def longest(self) -> Ints:
+        """The pieces with most of what is too much."""
+        order = np.argsort(-self.cut, kind="stable")
+        return order[: int(np.searchsorted(np.cumsum(self.cut[order]), _COVERS * self.cut.sum())) + 1]
+
+    @property
+    def spans(self) -> Intervals:
+        """When these were."""
+        ends = self.graph.start[self.pieces.point[self.longest]]
+        return union(ends - self.pieces.took[self.longest], ends)
+
     def of_name(self, code: int) -> Mask:
         chosen: Mask = (self.cut > 0) & (self.pieces.name == code)
         return chosen
@@ -701,7 +713,9 @@ def _host(asked: _Asked) -> Why:
     if asked.fault.axis == "rank" and steps:
         reason = host_reason(asked.run, asked.rank, asked.together, steps, asked.by_step)
     if reason is not None:
-        return reason
+        line = sampled_line(part_of(asked.run, frozenset({asked.rank})), asked.rank, asked.spans)
+        facts = (*reason.facts, Fact("line", line)) if line else reason.facts
+        return replace(reason, facts=facts, names=(*reason.names, line))
     if asked.cause.how == "slower":
         return _slow_core(asked)
     if asked.cause.how != "pause" and asked.fault.axis == "rank" and (ops := _more_ops(asked)):
@@ -749,17 +763,14 @@ def _long_ops(asked: _Asked) -> Why:
 
 def _pause(asked: _Asked) -> Why:
     """Host time in which the training thread runs no op: where, and whether it was on a CPU."""
-    pieces, graph, run = asked.pieces, asked.graph, part_of(asked.run, frozenset({asked.rank}))
-    order = np.argsort(-asked.cut, kind="stable")
-    order = order[: int(np.searchsorted(np.cumsum(asked.cut[order]), _COVERS * asked.cut.sum())) + 1]
-    ends = graph.start[pieces.point[order]]
-    spans = union(ends - pieces.took[order], ends)
+    graph, run = asked.graph, part_of(asked.run, frozenset({asked.rank}))
+    spans = asked.spans
     times = gaps(run, asked.rank, [*zip(spans.start.tolist(), spans.end.tolist(), strict=True)])
     totals = times.totals()
     state = thread_state(asked.run, asked.rank, asked.together, graph.steps, asked.by_step)
     longest = max(totals, key=lambda ops: totals[ops], default=None)
     facts = [asked.longer]
-    if longest is None or totals[longest] < asked.cut[order].sum() / 2:
+    if longest is None or totals[longest] < asked.cut[asked.longest].sum() / 2:
         line, annotation, ops = sampled_line(run, asked.rank, spans), "", ("", asked.top_name)
     else:
         gap = gap_between(run, asked.rank, times, longest)
