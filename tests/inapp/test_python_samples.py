@@ -106,7 +106,7 @@ def test_the_thread_that_begins_the_window_is_sampled() -> None:
     assert (first["ph"], first["name"], first["args"]["name"]) == (
         "M",
         "thread_name",
-        "Python of the training thread, sampled",
+        "Python, sampled",
     )
     assert {event["cat"] for event in events} == {"python_sample"}
     assert {event["tid"] for event in events} == {first["tid"]} != {threading.get_native_id()}

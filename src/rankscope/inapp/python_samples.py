@@ -27,7 +27,7 @@ LARGEST_SHARE = 0.005
 _MEASURED_SAMPLES = 20
 # A minute and more; and the innermost functions of a sample.
 MOST_SAMPLES, MOST_FRAMES = 6_000, 100
-_TRACK = "Python of the training thread, sampled"
+_TRACK = "Python, sampled"
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
 Stack = tuple[tuple[CodeType, int], ...]
@@ -62,7 +62,7 @@ class PythonSamples:
 
     def _sample(self, _is_over: bool) -> bool:
         try:
-            stack, frame = [], sys._current_frames().get(self._thread)
+            stack, frame = list[tuple[CodeType, int]](), sys._current_frames().get(self._thread)
             while frame is not None and len(stack) < MOST_FRAMES:
                 stack.append((frame.f_code, frame.f_lasti))
                 frame = frame.f_back
