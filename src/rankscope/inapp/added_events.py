@@ -25,8 +25,9 @@ class AddedEvents:
 
     def __init__(self) -> None:
         self._process = os.getpid()  # the file is written in another process
-        self._events: list[tuple[str, str, int, int | None, int, Mapping[str, Any]]] = []
-        self._makers: list[Callable[[AddedEvents], None]] = []
+        self._events: list[tuple[int, int, dict[str, Any]]] = []
+        self.when_written: Callable[[], object] = tuple
+        """Adds events in the process that writes them."""
 
     def add(
         self,
@@ -37,49 +38,34 @@ class AddedEvents:
         category: str = "user_annotation",
         thread: int = 0,
     ) -> None:
-        """A slice on a thread's track; without ``thread`` on that of the calling one."""
+        """A slice on a thread's track, by default the calling one's; without a category, a fact of the thread."""
         if len(self._events) < _MOST_EVENTS:
             thread = thread or threading.get_native_id()
-            self._events.append((name, category, start_unix_ns, dur_ns, thread, args))
-
-    def name_thread(self, name: str, thread: int) -> None:
-        self._events.append(("thread_name", "", 0, None, thread, {"name": name}))
-
-    def when_written(self, maker: Callable[[AddedEvents], None]) -> None:
-        """Have ``maker`` add events in the process that writes them."""
-        self._makers.append(maker)
+            event = {
+                "ph": "X" if category else "M",
+                "cat": category,
+                "name": name,
+                "pid": self._process,
+                "tid": thread,
+            }
+            self._events.append((start_unix_ns, dur_ns, {**event, "args": args}))
 
     def as_json(self, head: bytes) -> bytes:
-        """The events in Kineto's layout, a comma after each. ``head`` is the trace up to its first event."""
-        for maker in self._makers:
-            with contextlib.suppress(Exception):
-                maker(self)
+        """The events, laid out as Kineto's, a comma after each. ``head`` is the trace up to its first event."""
+        with contextlib.suppress(Exception):
+            self.when_written()
         base = _BASE.search(head)
         base_ns = int(base[1]) if base else 0
-        return b"".join(self._event(base_ns, *event) for event in self._events)
+        lines = (
+            f'{json.dumps(event)[:-1]}, "ts": {_microseconds(start_ns - base_ns)}, "dur": {_microseconds(dur_ns)}'
+            for start_ns, dur_ns, event in self._events
+        )
+        return "".join(f"\n  {{\n    {line[1:]}\n  }}," for line in lines).encode()
 
-    def _event(
-        self,
-        base_ns: int,
-        name: str,
-        category: str,
-        start_ns: int,
-        dur_ns: int | None,
-        thread: int,
-        args: Mapping[str, Any],
-    ) -> bytes:
-        kind, times = '"ph": "M"', ""
-        if dur_ns is not None:
-            start = start_ns - base_ns
-            kind = f'"ph": "X", "cat": "{category}"'
-            times = (
-                f'    "ts": {start // 1000}.{start % 1000:03}, "dur": {dur_ns // 1000}.{dur_ns % 1000:03},\n'
-            )
-        values = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in args.items())
-        return (
-            f'\n  {{\n    {kind}, "name": {json.dumps(name)}, "pid": {self._process}, "tid": {thread},\n'
-            f'{times}    "args": {{\n      {values}\n    }}\n  }},'
-        ).encode()
+
+def _microseconds(nanoseconds: int) -> str:
+    """A double has no nanoseconds since 1970."""
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03}"
 
 
 def header_text(identity: Mapping[str, Any], fields: Mapping[str, Any]) -> str:

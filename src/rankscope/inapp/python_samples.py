@@ -48,7 +48,7 @@ class PythonSamples:
         # Without the GIL, the stack of another thread changes while it is read.
         if getattr(sys, "_is_gil_enabled", lambda: True)():
             self._runs.acquire()
-            added.when_written(self._add_slices)
+            added.when_written = functools.partial(self._add_slices, added)
             self._look_every(INTERVAL_NS)
 
     def _look_every(self, interval_ns: int) -> None:
@@ -78,24 +78,9 @@ class PythonSamples:
         return len(self._samples) < MOST_SAMPLES
 
     def _add_slices(self, added: AddedEvents) -> None:
-        if self._samples:
-            added.name_thread(_TRACK, self._track)
         for name, start_ns, end_ns in slices_of(self._samples):
             added.add(name, start_ns, end_ns - start_ns, {}, "python_sample", self._track)
-
-
-class _Slice:
-    """A line of a function, in samples that follow each other."""
-
-    def __init__(self, code: CodeType, line: int, start_ns: int) -> None:
-        self.code, self.line, self.start_ns, self.end_ns = code, line, start_ns, start_ns
-
-    @property
-    def name(self) -> str:
-        """As torch names a function, with the line that it is at."""
-        path = self.code.co_filename
-        folders = [folder + os.sep for folder in sys.path if folder and path.startswith(folder + os.sep)]
-        return f"{path.removeprefix(max(folders, key=len, default=''))}({self.line}): {self.code.co_name}"
+        added.add("thread_name", time.time_ns(), 0, {"name": _TRACK}, "", self._track)
 
 
 def slices_of(samples: Sequence[Sample]) -> Iterator[tuple[str, int, int]]:
@@ -110,17 +95,31 @@ def slices_of(samples: Sequence[Sample]) -> Iterator[tuple[str, int, int]]:
         lines = [
             (code, _line(code, at)) for code, at in reversed(stack) if not code.co_filename.startswith(_OURS)
         ]
-        pairs = zip(open_slices, lines, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: (pair[0].code, pair[0].line) == pair[1], pairs))
         if start_ns > last_ns + half:
-            same = 0  # what ran in between is not known
-        open_slices[same:] = [_Slice(*line, start_ns) for line in lines[same:]]
+            open_slices = []  # what ran in between is not known
+        pairs = zip(open_slices, lines, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0].at == pair[1], pairs))
+        open_slices = [*open_slices[:same], *(_Slice(line, start_ns) for line in lines[same:])]
         slices += open_slices[same:]
         for each in open_slices:
             each.end_ns = time_ns + half
         last_ns = time_ns
-    for each in slices:
-        yield each.name, each.start_ns, each.end_ns
+    return ((_name(*each.at), each.start_ns, each.end_ns) for each in slices)
+
+
+class _Slice:
+    """A line of a function, in samples that follow each other."""
+
+    def __init__(self, at: tuple[CodeType, int], start_ns: int) -> None:
+        self.at, self.start_ns, self.end_ns = at, start_ns, start_ns
+
+
+def _name(code: CodeType, line: int) -> str:
+    """As torch names a function, with the line that it is at."""
+    folders = [
+        folder + os.sep for folder in sys.path if folder and code.co_filename.startswith(folder + os.sep)
+    ]
+    return f"{code.co_filename.removeprefix(max(folders, key=len, default=''))}({line}): {code.co_name}"
 
 
 @functools.cache
