@@ -778,19 +778,16 @@ def _pause(asked: _Asked) -> Why:
         line = gap.line or sampled_line(run, asked.rank, Intervals(times.start, times.end))
         annotation, ops = gap.annotation, longest
     before, after = (_short(name.removeprefix(_ENGINE)) for name in ops)
-    between = f"between {before} and {after}" if before and after else f"after {before}" * bool(before)
-    between = between or f"before {after}" * bool(after)
-    where = f"in {line}" if line else f"in {_short(annotation)}" if annotation else between
-    if between != where and len(facts) > 1:
-        facts.append(Fact("no_op", between))
-    if annotation and line:
-        facts.append(Fact("annotation", annotation))
-    if line:
-        facts.append(Fact("line", line))
+    between = f"after {before}" if before else f"before {after}" if after else ""
+    if before and after:
+        between = f"between {before} and {after}"
+    inside = _short(annotation) or line
+    facts += [Fact("no_op", between)] if inside and between else []
+    facts += [Fact("line", line)] if line else []
     advice, command = _look(asked, line, annotation)
-    text = " ".join(filter(None, (f"{asked.its} host pauses {asked.time()}{asked.when}", where)))
+    where = f" in {inside}" if inside else f" {between}".rstrip()
     return Why(
-        f"{text}, {state}" if state else text,
+        f"{asked.its} host pauses {asked.time()}{asked.when}{where}{state and f', {state}'}",
         advice,
         tuple(facts),
         (annotation, line, *ops),
