@@ -22,7 +22,7 @@ from rankscope.inapp.added_events import AddedEvents
 from rankscope.inapp.main_thread import start_waiting_thread
 
 INTERVAL_NS = 10_000_000
-# Of a core. Where it takes more, the interval doubles: in virtual machines a wake-up takes 50 µs, else some 10.
+# Of a core. Where it takes more, the interval doubles: in a virtual machine a wake-up took 50 µs.
 LARGEST_SHARE = 0.005
 _MEASURED_SAMPLES = 20
 # A minute and more; and the innermost functions of a sample.
