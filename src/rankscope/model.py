@@ -37,8 +37,8 @@ NCCL_PARTS = tuple(
 
 KNOWN_CATEGORIES = (
     *GPU_CATEGORIES, *LAUNCH_CATEGORIES, "cpu_op", "user_annotation", UNFINISHED_STEP, "gpu_user_annotation",
-    "python_function", "cuda_sync", "cuda_event", "xpu_sync", "cuda_profiler_range", "overhead", "os_runtime", "Trace",
-    NCCL_CATEGORY, *NCCL_PARTS,
+    "python_function", "python_sample", "cuda_sync", "cuda_event", "xpu_sync", "cuda_profiler_range", "overhead",
+    "os_runtime", "Trace", NCCL_CATEGORY, *NCCL_PARTS,
 )  # fmt: skip
 """Categories of slices that have a meaning here. Other slices are drawn and counted, and belong to no class."""
 

@@ -42,7 +42,7 @@ def simulated(tmp_path: Path) -> Simulate:
 @pytest.mark.parametrize(
     ("job", "fault", "text"),
     [
-        (JOB, Fault("compute", (2,), 3 * MS), r"it runs 1 more aten::mm a step \((2\.9\d|3\.0\d) ms\)"),
+        (JOB, Fault("compute", (2,), 3 * MS), r"it runs 1 more aten::mm per step \((2\.9\d|3\.0\d) ms\)"),
         (
             JOB,
             Fault("compute", (2,), 3 * MS, every=3),
@@ -52,28 +52,32 @@ def simulated(tmp_path: Path) -> Simulate:
         (
             JOB,
             Fault("copy", (2,), 3 * MS),
-            r"its copies of pinned memory to the GPU take (2\.9\d|3\.0\d) ms longer a step",
+            r"its copies of pinned memory to the GPU take (2\.9\d|3\.0\d) ms longer per step",
         ),
-        (JOB, Fault("dataloader", (2,), 3 * MS), r"it waits (2\.9\d|3\.0\d) ms longer for data a step"),
+        (
+            JOB,
+            Fault("dataloader", (2,), 3 * MS),
+            r"it waits (2\.9\d|3\.0\d) ms longer per step for its next batch",
+        ),
         (
             JOB,
             Fault("host", (2,), 3 * MS),
-            r"its host pauses (2\.9\d|3\.0\d) ms a step between aten::mm and aten::copy_",
+            r"its host pauses (2\.9\d|3\.0\d) ms per step between aten::mm and aten::copy_",
         ),
         (
             EXPERTS,
             Fault("experts", (2,), 3 * MS),
-            r"it has more tokens: all_to_all brings it 1\.\d\dx the mean of its group",
+            r"it gets more tokens: all_to_all sends it 1\.\d\dx the mean of its group",
         ),
         (
             GRID,
             Fault("link", (2, 3), 3 * MS),
-            r"all_reduce of ranks 2-3 on \w+ runs at [\d.]+ of [\d.]+ GB/s",
+            r"all_reduce of ranks 2-3 on \w+ runs at [\d.]+ GB/s instead of [\d.]+ GB/s",
         ),
         (
             replace(STAGES, stage_layers=(4, 4, 8, 4)),
             None,
-            r"it has more layers: [12]\.\dx the kernels of the other stages",
+            r"it has more layers: [12]\.\dx as many kernels as the other stages",
         ),
         (
             JOB,
@@ -104,7 +108,7 @@ def test_each_of_several_has_its_own(simulated: Simulate) -> None:
     kinds = ("compute", "compute", "host", "dataloader")
     answers = of_each(simulated(JOB, *(Fault(kind, (rank,), 3 * MS) for rank, kind in enumerate(kinds))))
     assert {rank: cause(answer) for rank, answer in answers.items()} == dict(enumerate(kinds))
-    assert all(answers[rank].text.startswith("it runs 1 more aten::mm a step (") for rank in (0, 1))
+    assert all(answers[rank].text.startswith("it runs 1 more aten::mm per step (") for rank in (0, 1))
 
 
 def test_every_figure_in_the_facts_is_of_the_subject(simulated: Simulate) -> None:
@@ -117,11 +121,11 @@ def test_every_figure_in_the_facts_is_of_the_subject(simulated: Simulate) -> Non
 
 def test_real_recordings(dataset: Callable[[str], Path], shared: Path, tmp_path: Path) -> None:
     rank, answer = explained(Run(ingest([dataset("seqpar-gloo4-slow2")])))
-    text = r"it runs 10 more aten::matmul a step \(.* ms\), most of it in slow_extra"
+    text = r"it runs 10 more aten::matmul per step \(.* ms\), most of it in slow_extra"
     assert rank == 2 and re.fullmatch(text, answer.text), answer.text
     recorded = ingest([shared / "kineto" / "nccl4" / "ddp-host"], Options(cache=tmp_path))
     rank, answer = explained(Run(recorded))
-    text = r"its host pauses 3\d\.\d ms a step between aten::randn and aten::linear: asleep"
+    text = r"its host pauses 3\d\.\d ms per step between aten::randn and aten::linear, asleep"
     assert rank == 2 and re.fullmatch(text, answer.text), answer.text
 
 
@@ -133,11 +137,11 @@ def test_real_recordings(dataset: Callable[[str], Path], shared: Path, tmp_path:
         ("compile", "torch.compile takes 3.73 s in step 4"),
         ("gil-thread", "thread tokenizer used 0.7"),
         ("taken-core", "it waits 15.\\d ms per step for a core: other processes use 0.44 of its core 6"),
-        ("slow-log", "its host pauses 3\\d.\\d ms a step before waiting for data: asleep"),
-        ("preprocessing", "its host pauses 1\\d.\\d ms a step before waiting for data: on a CPU"),
-        ("svd", "its host spends 1\\d.\\d ms longer in aten::linalg_svdvals a step"),
+        ("slow-log", "its host pauses 3\\d.\\d ms per step before waiting for data, asleep"),
+        ("preprocessing", "its host pauses 1\\d.\\d ms per step before waiting for data, busy on a CPU"),
+        ("svd", "its host spends 1\\d.\\d ms longer in aten::linalg_svdvals per step"),
         ("micro-batch", ".*; most of it in micro-batch 3 of 4$"),
-        ("large-batch", "what its host does takes 1.\\dx as long: a slow core, or more to do"),
+        ("large-batch", "its host takes 1.\\dx as long: its core is slow, or it has more to do"),
     ],
 )
 def test_ordinary_jobs(dataset: Callable[[str], Path], name: str, text: str) -> None:

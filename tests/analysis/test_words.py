@@ -58,27 +58,27 @@ SAID: dict[str, tuple[Job, tuple[Fault, ...], str, str, str]] = {
     ),
     "two of one cause": (
         JOB, (Fault("compute", (0, 2), 3 * MS),),
-        r"Ranks 0,2 cost .+ \(\d+ %\); rank \d, as the others: ", "ranks 0,2", "",
+        r"Ranks 0,2 cost .+ \(\d+ %\); rank \d, like the others: ", "ranks 0,2", "",
     ),
     "two causes": (
         JOB, (Fault("compute", (0,), 3 * MS), Fault("host", (2,), 3 * MS)),
-        r"Ranks 0,2 cost .+; each for a reason of its own$", "ranks 0,2", "",
+        r"Ranks 0,2 cost .+; each for a different reason$", "ranks 0,2", "",
     ),
     "all of them": (
         JOB,
         (Fault("compute", (0, 1), 6 * MS), Fault("host", (2,), 6 * MS), Fault("dataloader", (3,), 6 * MS)),
-        r"All 4 ranks, each elsewhere, cost .+; each for a reason of its own$", "all 4 ranks", "",
+        r"All 4 ranks, each in a different place, cost .+; each for a different reason$", "all 4 ranks", "",
     ),
     "in some steps": (
         LONG, (in_steps([2], 6 * MS, 1, 5, 6, 9),), r"Rank 2 costs .+, in steps 1,5-6,9; ", "rank 2", "1,5,6,9",
     ),
     "a slow step": (
         LONG, (in_steps(ALL, 6 * MS, 7),),
-        r"Step 7 takes 6\.\d+ ms longer on all ranks, \d+ µs per step \(\d+ %\); ", "step 7", "7",
+        r"Step 7 takes 6\.\d+ ms longer on all ranks: \d+ µs per step \(\d+ %\); ", "step 7", "7",
     ),
     "in turn": (
         JOB, (Fault("moving", ALL, 4 * MS),),
-        r"Another rank is late from step to step: .+; in turn, as rank \d: ", "each rank in turn", "",
+        r"A different rank is late in each step: .+; for example rank \d: ", "each rank in turn", "",
     ),
     "lengths": (
         JOB, (Fault("lengths", ALL, 4 * MS),),

@@ -93,7 +93,7 @@ def test_the_demo_names_the_slow_rank(tmp_path: Path) -> None:
     for program in ("sh", "rm", "mkdir", "cat", "dirname", "readlink"):
         (tmp_path / "bin" / program).symlink_to(shutil.which(program) or "")
     done = run(["sh", "examples/demo.sh"], tmp_path, env=environment() | {"PATH": str(tmp_path / "bin")})
-    assert "Rank 2 costs " in done.stdout and "longer for data" in done.stdout
+    assert "Rank 2 costs " in done.stdout and "for its next batch" in done.stdout
     assert "RUN" not in done.stdout and "rankscope stats demo/run -r findings" in done.stdout
     report = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     # The picture is of the first finding: on a busy machine that may be the lack of cores.

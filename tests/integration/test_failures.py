@@ -135,7 +135,7 @@ def test_a_script_that_never_reaches_the_window(tmp_path: Path) -> None:
     done = run([*PROFILE, "--steps", "100:110", PYTHON, STANDIN], tmp_path)
     assert our_lines(done.stderr) == [
         "rankscope: rank 0: nothing was captured: "
-        "the script ended after 8 steps, recording begins with step 100. All of them: --steps 0:7"
+        "the script ended after 8 steps, recording begins with step 100. To record all of them: --steps 0:7"
     ]
 
 

@@ -46,7 +46,7 @@ def test_a_run_folder_that_vanishes_is_one_line_and_not_the_jobs_failure(tmp_pat
     assert "Traceback" not in done.stderr
     assert [line.partition(str(tmp_path))[0] for line in our_lines(done.stderr)] == [
         "rankscope: rank 0: the trace of steps 2-4 is lost: cannot write ",
-        "rankscope: the run folder out is gone, and what was captured with it",
+        "rankscope: the run folder out was removed, and the traces with it",
     ]
 
 

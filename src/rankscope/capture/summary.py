@@ -13,7 +13,7 @@ from rankscope.capture.schedule import EveryStep, OnRequest, OnSignal, ScheduleF
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.text.run_words import shell_word, short_path
-from rankscope.units import format_bytes, format_ns
+from rankscope.units import format_bytes, format_rounded
 
 Windows = list[tuple[int, dict[str, Any]]]
 # A line that names more cycles than this is not read.
@@ -24,7 +24,7 @@ def summary(folder: Path, plan: Plan, status: int = 0) -> str | None:
     """The message, or None when there is nothing to report. A run folder without any rank is removed."""
     manifests = list(rank_manifests(folder))
     if not folder.is_dir():
-        return f"the run folder {short_path(folder)} is gone, and what was captured with it"
+        return f"the run folder {short_path(folder)} was removed, and the traces with it"
     if not manifests:
         remove_if_empty(folder)
         under = f"ran under {plan.tool}" if plan.tool != "torch" else "trained with torch"
@@ -51,12 +51,7 @@ def summary(folder: Path, plan: Plan, status: int = 0) -> str | None:
     world = max((manifest.get("world_size") or 0 for manifest in manifests), default=0)
     parts = [_amount(written, noun, world)]
     if plan.tool == "torch":
-        longest = max((window for _, window in written), key=lambda window: int(window.get("stall_ns", 0)))
-        stall, stop = longest.get("stall_ns", 0), longest.get("stop_ns", 0)
-        parts.append(
-            f"Training was paused for at most {format_ns(stall, 2)}: stop {format_ns(stop, 2)} (torch's own), export "
-            f"{format_ns(stall - stop, 2)}."
-        )
+        parts.append(_longest_pause(window for _, window in written))
     parts += [telemetry] if telemetry is not None else []
     return "\n  ".join([*parts, f"Next: rankscope stats {short_path(folder)}"])
 
@@ -132,7 +127,7 @@ def nothing_captured_by_rank(plan: Plan, steps: int, optimizer_calls: Mapping[st
     first = plan.when.first_recorded_step
     return (
         f"nothing was captured: the script ended after {_plural(steps, 'step')}, recording begins with step {first}. "
-        f"All of them: --steps 0:{steps - 1}"
+        f"To record all of them: --steps 0:{steps - 1}"
     )
 
 
@@ -147,11 +142,14 @@ def captured_by_rank(plan: Plan, files: RankFiles) -> str:
     # By the selection: another rank may not have written anything yet.
     recorded = parse_selector(plan.ranks).matching(files.identity) or [0]
     ranks = ranks_of(len(recorded), files.identity.world_size or 1)
-    longest = max(windows, key=lambda window: int(window["stall_ns"]))
-    export = longest["stall_ns"] - longest["stop_ns"]
     return (
-        f"captured {cycles(windows)} ({size}) of {ranks}. "
-        f"Training was paused for at most {format_ns(longest['stall_ns'], 2)} "
-        f"(stop {format_ns(longest['stop_ns'], 2)} by torch, export {format_ns(export, 2)}). "
+        f"captured {cycles(windows)} ({size}) of {ranks}. {_longest_pause(windows)} "
         f"Next: rankscope stats {shell_word(files.folder)}"
     )
+
+
+def _longest_pause(windows: Iterable[dict[str, Any]]) -> str:
+    pauses = ((window.get("stall_ns", 0), window.get("stop_ns", 0)) for window in windows)
+    pause_ns, stop_ns = max(pauses)
+    whole, torchs, ours = (format_rounded("ns", part) for part in (pause_ns, stop_ns, pause_ns - stop_ns))
+    return f"Training was paused for at most {whole}: {torchs} by torch, {ours} by rankscope."

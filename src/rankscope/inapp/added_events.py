@@ -5,14 +5,15 @@ No torch. It never fails the job: what cannot be written is left out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-_MOST_EVENTS = 10_000
+_MOST_EVENTS = 50_000
 # Characters of a field. The store leaves out a header value of 100,000 and more, and this one also holds the rank.
 _LARGEST_FIELD = 45_000
 # torch before 2.2 writes no base: its times are since 1970.
@@ -24,30 +25,47 @@ class AddedEvents:
 
     def __init__(self) -> None:
         self._process = os.getpid()  # the file is written in another process
-        self._events: list[tuple[str, int, int, int, Mapping[str, Any]]] = []
+        self._events: list[tuple[int, int, dict[str, Any]]] = []
+        self.when_written: Callable[[], object] = tuple
+        """Adds events in the process that writes them."""
 
-    def add(self, name: str, start_unix_ns: int, dur_ns: int, args: Mapping[str, Any]) -> None:
-        """A user_annotation on the calling thread's track."""
+    def add(
+        self,
+        name: str,
+        start_unix_ns: int,
+        dur_ns: int,
+        args: Mapping[str, Any],
+        category: str = "user_annotation",
+        thread: int = 0,
+    ) -> None:
+        """A slice on a thread's track, by default the calling one's; without a category, a fact of the thread."""
         if len(self._events) < _MOST_EVENTS:
-            self._events.append((name, start_unix_ns, dur_ns, threading.get_native_id(), args))
+            thread = thread or threading.get_native_id()
+            event = {
+                "ph": "X" if category else "M",
+                "cat": category,
+                "name": name,
+                "pid": self._process,
+                "tid": thread,
+            }
+            self._events.append((start_unix_ns, dur_ns, {**event, "args": args}))
 
     def as_json(self, head: bytes) -> bytes:
-        """The events in Kineto's layout, a comma after each. ``head`` is the trace up to its first event."""
+        """The events, laid out as Kineto's, a comma after each. ``head`` is the trace up to its first event."""
+        with contextlib.suppress(Exception):
+            self.when_written()
         base = _BASE.search(head)
         base_ns = int(base[1]) if base else 0
-        return b"".join(self._event(base_ns, *event) for event in self._events)
+        lines = (
+            f'{json.dumps(event)[:-1]}, "ts": {_microseconds(start_ns - base_ns)}, "dur": {_microseconds(dur_ns)}'
+            for start_ns, dur_ns, event in self._events
+        )
+        return "".join(f"\n  {{\n    {line[1:]}\n  }}," for line in lines).encode()
 
-    def _event(
-        self, base_ns: int, name: str, start_ns: int, dur_ns: int, thread: int, args: Mapping[str, Any]
-    ) -> bytes:
-        start = start_ns - base_ns
-        values = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in args.items())
-        return (
-            f'\n  {{\n    "ph": "X", "cat": "user_annotation", "name": {json.dumps(name)}, '
-            f'"pid": {self._process}, "tid": {thread},\n'
-            f'    "ts": {start // 1000}.{start % 1000:03}, "dur": {dur_ns // 1000}.{dur_ns % 1000:03},\n'
-            f'    "args": {{\n      {values}\n    }}\n  }},'
-        ).encode()
+
+def _microseconds(nanoseconds: int) -> str:
+    """A double has no nanoseconds since 1970."""
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03}"
 
 
 def header_text(identity: Mapping[str, Any], fields: Mapping[str, Any]) -> str:

@@ -95,7 +95,8 @@ class Engine:
         self._finished = False
         self._pid = os.getpid()
         self._sigterm = SigtermGuard(self._terminated)
-        self._pause = self._pause_warning()
+        detailed = plan.record_shapes or plan.profile_memory
+        self._pause = PauseWarning(self._say, with_stack=plan.with_stack, detailed=detailed)
         self._announces = recorder is None
         self._windows = Windows(
             files,
@@ -105,11 +106,6 @@ class Engine:
             plan.max_size,
             handlers,
         )
-
-    def _pause_warning(self) -> PauseWarning:
-        plan = self.plan
-        detailed = plan.record_shapes or plan.profile_memory
-        return PauseWarning(self._say, with_stack=plan.with_stack, detailed=detailed)
 
     def _say(self, text: str) -> None:
         self.files.manifest["notes"].append(text)
@@ -322,7 +318,7 @@ class Engine:
         job = self.files.job
         self.files.claim()
         if self.files.job != job and self.files.identity.rank == 0:
-            self.log.warning(f"the job has several trainers: this one's run is {self.files.folder}")
+            self.log.warning(f"the job has several trainers: this one writes to {self.files.folder}")
         if self._telemetry is not None:
             self._telemetry.begin()
 

@@ -174,13 +174,10 @@ class Telemetry:
         offset = unix_offset_ns()
         ready = []
         while self._pending and (last or _is_complete(self._pending[0])):
-            ready.append(self._record(self._pending.popleft(), offset))
+            step = self._pending.popleft()
+            ready.append(ring_record(step, device_ns=_device_ns(step.marks), end_unix_ns=step.ended + offset))
+            self.clock.free_marks.extend(mark for mark in step.marks if mark is not None)
         self._ring.write(ready, time.time_ns(), phase[0], phase[1] + offset)
-
-    def _record(self, step: StepFigures, offset: int) -> Sequence[int]:
-        record = ring_record(step, device_ns=_device_ns(step.marks), end_unix_ns=step.ended + offset)
-        self.clock.free_marks.extend(mark for mark in step.marks if mark is not None)
-        return record
 
     # -- captures
 
@@ -192,7 +189,7 @@ class Telemetry:
                 if not old and parse_selector(request.ranks).selects(self._files.identity):
                     self._requested(request)
             except RankscopeError as error:
-                self._log.warning(f"capture request {self._requests} is not obeyed: {error.message}")
+                self._log.warning(f"capture request {self._requests} is refused: {error.message}")
 
 
 def pipeline_stage() -> int | None:

@@ -106,6 +106,8 @@ class TorchRecorder:
         self.region: Region | None = None
         self.options: dict[str, Any] = {}
         self.started = False
+        self.has_stacks = False
+        """Whether torch records Python's functions."""
         self.saves_at_sigterm = True
         self._leave_child: Callable[[], None] | None = None
 
@@ -125,9 +127,11 @@ class TorchRecorder:
             )
         # torch's stacks take the place of a function of sys.setprofile, on every thread
         stacks = sys.getprofile() is None and threading.getprofile() is None
-        if not stacks and (self._plan.with_stack or self._plan.with_modules):
+        wanted = self._plan.with_stack or self._plan.with_modules
+        self.has_stacks = stacks and wanted
+        if wanted and not stacks:
             self._say(
-                "no stacks are recorded: the script profiles its Python itself (cProfile, sys.setprofile)"
+                "no stacks are recorded: the script runs a Python profiler of its own (cProfile, sys.setprofile)"
             )
         self._profile = torch.profiler._KinetoProfile(
             activities=_activities(self._plan.activities),
@@ -187,7 +191,7 @@ class TorchRecorder:
         took = time.perf_counter_ns() - began
         self._profile, self.started = None, False
         results = profile.profiler.kineto_results
-        if self._plan.with_stack or self._plan.with_modules:
+        if self.has_stacks:
             profile.profiler.kineto_results = _ReadableNames(results)
         return Recording(results.save, profile, took, self._pause.ended)
 

@@ -19,10 +19,11 @@ from rankscope.inapp.cuda_range import CudaRangeRecorder
 from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
 from rankscope.inapp.host_cpu import HostCpu
 from rankscope.inapp.job_log import JobLog
+from rankscope.inapp.python_samples import PythonSamples
 from rankscope.inapp.sigterm import SigtermGuard
 from rankscope.inapp.torch_recorder import Recording, TorchRecorder, never_free
 from rankscope.inapp.window_handlers import Handler, Recorded
-from rankscope.units import format_bytes, format_ns
+from rankscope.units import format_bytes, format_rounded
 
 Window = dict[str, Any]
 BY_STEPS, BY_TIME = "steps", "time"
@@ -58,6 +59,7 @@ class Windows:
         self._events: object = None
         self._added = AddedEvents()
         self._host_cpu: HostCpu | None = None
+        self._samples: PythonSamples | None = None
         self._calls = CollectiveCalls()
 
     @property
@@ -98,6 +100,9 @@ class Windows:
             with contextlib.suppress(Exception):
                 self._host_cpu = HostCpu(self._added, self._files.manifest["local_size"])
         self.recorder.start()
+        if isinstance(self.recorder, TorchRecorder) and not self.recorder.has_stacks:
+            with contextlib.suppress(Exception):
+                self._samples = PythonSamples(self._added)
         self._write_header({})
         with contextlib.suppress(Exception):
             self._calls.begin()
@@ -120,13 +125,15 @@ class Windows:
 
     def forked(self) -> None:
         """In a forked child of the rank."""
-        self._stop_host_cpu()
+        self._stop_observers()
         self.recorder.forked()
 
-    def _stop_host_cpu(self) -> None:
-        host_cpu, self._host_cpu = self._host_cpu, None
-        if host_cpu is not None:
-            host_cpu.off()
+    def _stop_observers(self) -> None:
+        observers = self._host_cpu, self._samples
+        self._host_cpu = self._samples = None
+        for observer in observers:
+            if observer is not None:
+                observer.off()
 
     def next_step(self, number: int) -> None:
         """Inside a time window: mark where one step ends and the next begins."""
@@ -147,7 +154,7 @@ class Windows:
         began = time.perf_counter_ns()
         with contextlib.suppress(Exception):
             self._write_header(self._added_fields(why))
-        self._stop_host_cpu()
+        self._stop_observers()
         noted_ns = time.perf_counter_ns() - began
         recording = self.recorder.stop()
         began = time.perf_counter_ns() - noted_ns
@@ -163,15 +170,14 @@ class Windows:
                 entry["stall_ns"] = stall_ns
         self._events = recording.events
         self._log.debug(
-            f"recorded steps {window['first_step']}-{last}; training was paused for {format_ns(stall_ns)}: "
-            f"stop {format_ns(window['stop_ns'])} (torch), export {format_ns(stall_ns - window['stop_ns'])}"
+            f"recorded steps {window['first_step']}-{last}; training was paused for {format_rounded('ns', stall_ns)}"
         )
 
     def drop(self) -> None:
         """End an open window whose recording is not wanted; the next one gets its number."""
         self._opened -= self._window is not None
         self._window = None
-        self._stop_host_cpu()
+        self._stop_observers()
         self._calls.off()
         self.recorder.abandon()
 
@@ -185,9 +191,10 @@ class Windows:
             window.update(export.outcome or {})
             self._exports.remove((window, export))
             if window["state"] == "whole":
+                pause = format_rounded("ns", window["stall_ns"])
                 self._log.progress(
                     f"{_steps(window)} is on disk: {self._files.folder / window['file']} "
-                    f"({format_bytes(window['bytes'], 1)}); training was paused for {format_ns(window['stall_ns'], 2)}"
+                    f"({format_bytes(window['bytes'], 1)}); training was paused for {pause}"
                 )
         if not self._exports and self._window is None:
             self._sigterm.off()

@@ -132,7 +132,7 @@ def _host_kind(alias: str) -> str:
         WHEN {alias}.category = 'cpu_op' THEN {number["op"]}
         WHEN {alias}.category IN ('user_annotation', 'gpu_user_annotation') THEN {number["annotation"]}
         WHEN {alias}.category IN ({launches}) THEN {number["runtime"]}
-        WHEN {alias}.category = 'python_function' THEN {number["python"]}
+        WHEN {alias}.category IN ('python_function', 'python_sample') THEN {number["python"]}
         ELSE {number["other"]} END::UTINYINT"""
 
 

@@ -391,7 +391,7 @@ def host_reason(
 
 
 def thread_state(run: Run, rank: int, together: Sequence[int], steps: Sequence[int], late_ns: Floats) -> str:
-    """What the training thread does for most of a pause: 'asleep', 'on a CPU', or '' where that is not known."""
+    """What the training thread does for most of a pause: 'asleep', 'busy on a CPU', or '' where that is not known."""
     late = _late_steps(run, rank, together, steps, late_ns)
     if late.mine is None:
         return ""
@@ -403,7 +403,7 @@ def thread_state(run: Run, rank: int, together: Sequence[int], steps: Sequence[i
     if wall[paused].all() and 2 * (cpu + delay)[paused].sum() < late.own.sum():
         return "asleep"
     if late.peers and late.explains(late.extra("cpu_ns")):
-        return "on a CPU"
+        return "busy on a CPU"
     is_waiting_known = late.peers and not has_gpu(run, Scope())
     asleep = is_waiting_known and late.explains(
         np.maximum(_not_running(late) - late.extra("run_delay_ns"), 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -157,3 +159,32 @@ def gap_between(run: Run, rank: int, times: Gaps, ops: OpsAround) -> Gap:
     around = dict(rows)
     annotation = next(iter(around.get(False, ())), "")
     return Gap(int(length.sum()), len(mine), *ops, annotation, program_frame(around.get(True, ())))
+
+
+def sampled_line(run: Run, rank: int, times: Intervals, called_by: str = "") -> str:
+    """The innermost function of the program that runs for most of these times, with its line; '' if none was sampled.
+
+    ``called_by`` begins the path of a function that is around it. Short times do not count: a sample may miss them.
+    """
+    is_long = times.end - times.start >= _LEAST_SAMPLED_NS
+    frames = run.arrays(f"""
+        SELECT s.start_ns AS start, s.start_ns + s.dur_ns AS stop, s.depth::BIGINT AS depth, n.code::BIGINT AS name
+        FROM slices s JOIN internal.names n ON n.category = s.category AND n.name = s.name
+        WHERE s.rank = {rank} AND s.category = 'python_sample' ORDER BY depth DESC
+    """)
+    inside = covered(Intervals(times.start[is_long], times.end[is_long]), frames["start"], frames["stop"])
+    lines = defaultdict[str, Counter[str]](Counter)
+    for at in np.flatnonzero(inside).tolist():
+        name = all_names(run)[frames["name"][at]]
+        lines[_LINE.sub("", name)][name] += int(inside[at])
+    most = int(inside[frames["depth"] == 0].sum()) / 2
+    functions = [function for function, by_line in lines.items() if by_line.total() > most]
+    callers = [function.startswith(called_by) for function in functions]
+    if called_by:
+        functions = functions[: callers.index(True)] if any(callers) else []
+    return program_frame([lines[function].most_common(1)[0][0] for function in functions])
+
+
+_LEAST_SAMPLED_NS = 10_000_000
+"""The interval of the samples."""
+_LINE = re.compile(r"\(\d+\)")

@@ -10,14 +10,14 @@ from functools import cached_property, partial
 import numpy as np
 
 from rankscope.analysis.across_ranks.host_cpu import host_reason, thread_state
-from rankscope.analysis.across_ranks.main_thread import gap_between, gaps
+from rankscope.analysis.across_ranks.main_thread import gap_between, gaps, sampled_line
 from rankscope.analysis.across_ranks.micro_batches import micro_batches_of
 from rankscope.analysis.across_ranks.op_differences import extra_ops
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import gpu_ranks
-from rankscope.analysis.core.host_spans import latest_around, loading_line, rank_annotations
-from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.host_spans import dataloader_spans, latest_around, loading_line, rank_annotations
+from rankscope.analysis.core.intervals import Intervals, Ints, union
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.result import Fact, Unit, Why, argv
 from rankscope.analysis.core.rollups import part_of
@@ -60,7 +60,7 @@ def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
     elif cause.kind == "transfer":
         answer = _transfer(asked)
     elif not asked.cut.any():
-        answer = Why(f"{asked.it} starts late, after what was not recorded", report="faults")
+        answer = Why(f"{asked.it} starts late, after work that was not recorded", report="faults")
     else:
         find = {"compute": _compute, "copy": _copy, "host": _host, "dataloader": _dataloader}
         answer = find["host" if asked.is_on_host else cause.kind](asked)
@@ -146,7 +146,7 @@ class _Asked:
             return ""
         if len(self.late) == 1:
             return f" in step {self.step_numbers[0]}"
-        return " a step" if len(self.late) == len(self.graph.steps) else " in each late step"
+        return " per step" if len(self.late) == len(self.graph.steps) else " in each late step"
 
     def per_step(self, total: float) -> float:
         return total / max(len(self.late), 1)
@@ -203,6 +203,18 @@ class _Asked:
         if not is_mine.any() or is_mine.all():
             return np.zeros(0), np.zeros(0)
         return table[is_mine][0], np.median(table[~is_mine], axis=0)
+
+    @cached_property
+    def longest(self) -> Ints:
+        """The pieces with most of what is too much."""
+        order = np.argsort(-self.cut, kind="stable")
+        return order[: int(np.searchsorted(np.cumsum(self.cut[order]), _COVERS * self.cut.sum())) + 1]
+
+    @property
+    def spans(self) -> Intervals:
+        """When these were."""
+        ends = self.graph.start[self.pieces.point[self.longest]]
+        return union(ends - self.pieces.took[self.longest], ends)
 
     def of_name(self, code: int) -> Mask:
         chosen: Mask = (self.cut > 0) & (self.pieces.name == code)
@@ -323,7 +335,8 @@ def _micro_batch(asked: _Asked) -> Why:
     name = asked.top_name if asked.on_gpu else ""
     return Why(
         text,
-        "Give every micro-batch as much work: sort samples by length, or pack them; else look at what runs in it only.",
+        "Give every micro-batch the same amount of work: sort samples by length, or pack them. Else look at what runs "
+        "only in this one.",
         (*facts, asked.longer, *_kernel(asked, name)),
         (name,),
         "stragglers.micro_batches",
@@ -363,8 +376,8 @@ def _tokens(asked: _Asked) -> Why | None:
     if load < (min(_MORE_TOKENS, 1 + (factor - 1) / 2) if factor > _ALIKE else _MORE_TOKENS):
         return None
     return Why(
-        f"it has more tokens: all_to_all brings it {load:.2f}x the mean of its group",
-        "Balance the experts: their capacity factor, the auxiliary loss of the router.",
+        f"it gets more tokens: all_to_all sends it {load:.2f}x the mean of its group",
+        "Balance the experts: change their capacity factor or the auxiliary loss of the router.",
         (asked.of_rank("all_to_all_load", load), *_kernel(asked, name)),
         (name,),
         "collectives",
@@ -378,7 +391,8 @@ def _slow_device(asked: _Asked) -> Why:
     low = low_clock(gpu_states(asked.run, Scope(steps=asked.scope.steps)), asked.rank, tuple(asked.together))
     if low is not None and explains(low, factor):
         return Why(
-            f"its GPU is clocked at {low.mine_mhz:,.0f} of {low.others_mhz:,.0f} MHz{low.slowed_by.words}: {kernels}",
+            f"its GPU runs at {low.mine_mhz:,.0f} MHz, the others at {low.others_mhz:,.0f} MHz{low.slowed_by.words}: "
+            f"{kernels}",
             low.advice,
             (*low.facts(), Fact("samples", low.state.samples, "count", report="gpu"), slower),
             report="gpu",
@@ -412,7 +426,7 @@ def _more_work(asked: _Asked) -> Why:
     text = f"{asked.it} runs {number} more {_short(name)}{asked.when} ({asked.time(chosen)}){asked.where}"
     if _has_as_many_kernels(asked, extra):
         text = (
-            f"{asked.its} work is larger: as many kernels, but longer ones, such as {_short(name)} "
+            f"{asked.its} work is larger: its kernels are as many, but longer, such as {_short(name)} "
             f"({asked.time(chosen)}{asked.when}){asked.where}"
         )
     return Why(
@@ -561,9 +575,9 @@ def _stage(asked: _Asked) -> Why:
     codes = asked.pieces.name[compared]
     is_common = np.isin(codes[on_mine], codes[~on_mine])
     if ratio < _ALIKE:
-        text = f"its work is heavier: it takes longer with {ratio:.2f}x the kernels of the other stages"
+        text = f"its work is heavier: it takes longer with {ratio:.2f}x as many kernels as the other stages"
     elif is_common.mean() >= 1 / 2:
-        text = f"it has more layers: {ratio:.1f}x the kernels of the other stages"
+        text = f"it has more layers: {ratio:.1f}x as many kernels as the other stages"
     else:
         text = f"it has work that the other stages do not have: {ratio:.1f}x their kernels"
     return Why(text, _MOVE_LAYERS, (more, *_kernel(asked, name)), (name,), "kernels")
@@ -600,7 +614,7 @@ def _copy(asked: _Asked) -> Why:
     )
     return Why(
         " ".join(text.split()),
-        pageable or "Compare what it copies, and the width and generation of the bus of its GPU.",
+        pageable or "Compare what it copies, and the PCIe width and generation of its GPU.",
         (*facts, asked.longer),
         (name, asked.annotation),
         "memcpy",
@@ -624,9 +638,13 @@ def _bytes_and_time(asked: _Asked, name: str) -> tuple[tuple[float, float], tupl
 
 
 def _dataloader(asked: _Asked) -> Why:
-    line = loading_line(part_of(asked.run, frozenset({asked.rank})), asked.rank)
+    run = part_of(asked.run, frozenset({asked.rank}))
+    line = loading_line(run, asked.rank) or sampled_line(
+        run, asked.rank, dataloader_spans(run, asked.rank), "torch/utils/data/"
+    )
     return Why(
-        f"{asked.it} waits {asked.time()} longer for data{asked.when}" + (f", at {line}" if line else ""),
+        f"{asked.it} waits {asked.time()} longer{asked.when} for its next batch"
+        + (f", in {line}" if line else ""),
         advice=(f"Look at {line}. " if line else "")
         + "Use more workers, or check what this rank reads: storage, node, size of its files."
         if asked.fault.axis == "rank"
@@ -667,12 +685,12 @@ def _transfer(asked: _Asked) -> Why:
     if moved >= usual_ns:
         rates = [moved / max(time, 1) for time in (own_ns, usual_ns)]  # bytes per ns
         facts += [Fact("transfer_gb_s", rate, "GB/s", whom) for rate in rates]
-        speed = f"runs at {rates[0]:.3g} of {rates[1]:.3g} GB/s"
+        speed = f"runs at {rates[0]:.3g} GB/s instead of {rates[1]:.3g} GB/s"
     else:
         speed = f"takes {own_ns / max(usual_ns, 1):.1f}x as long as {others}"
     of = f"of {rank_words(members)}" if 0 < len(members) <= _FEW else f"in group {name}"
     where = f" on {nodes[0]}" if len(nodes) == 1 else f" across {len(nodes)} nodes" if nodes else ""
-    several = f"; {len(groups)} groups of it are slow" if len(groups) > 1 else ""
+    several = f"; {len(groups)} of its groups are slow" if len(groups) > 1 else ""
     link = "NICs and switch ports" if len(nodes) > 1 else "NVLink or PCIe" if asked.on_gpu else "network"
     return Why(
         f"{KINDS[kind]} {of}{where} {speed}{several}",
@@ -695,7 +713,9 @@ def _host(asked: _Asked) -> Why:
     if asked.fault.axis == "rank" and steps:
         reason = host_reason(asked.run, asked.rank, asked.together, steps, asked.by_step)
     if reason is not None:
-        return reason
+        line = sampled_line(part_of(asked.run, frozenset({asked.rank})), asked.rank, asked.spans)
+        facts = (*reason.facts, Fact("line", line)) if line else reason.facts
+        return replace(reason, facts=facts, names=(*reason.names, line))
     if asked.cause.how == "slower":
         return _slow_core(asked)
     if asked.cause.how != "pause" and asked.fault.axis == "rank" and (ops := _more_ops(asked)):
@@ -707,7 +727,7 @@ def _slow_core(asked: _Asked) -> Why:
     times = f"{asked.factor:.1f}x as long"
     text = f"{asked.its} {'host is slower' if asked.on_gpu else 'core is slow'}: all ops take {times}"
     if not asked.is_slower_everywhere:
-        text = f"what {asked.its} host does takes {times}: a slow core, or more to do"
+        text = f"{asked.its} host takes {times}: its core is slow, or it has more to do"
     names = () if asked.on_gpu else asked.cause.names[:2]
     return Why(
         text,
@@ -743,45 +763,34 @@ def _long_ops(asked: _Asked) -> Why:
 
 def _pause(asked: _Asked) -> Why:
     """Host time in which the training thread runs no op: where, and whether it was on a CPU."""
-    pieces, graph, run = asked.pieces, asked.graph, part_of(asked.run, frozenset({asked.rank}))
-    order = np.argsort(-asked.cut, kind="stable")
-    order = order[: int(np.searchsorted(np.cumsum(asked.cut[order]), _COVERS * asked.cut.sum())) + 1]
-    ends = graph.start[pieces.point[order]]
-    times = gaps(run, asked.rank, [*zip((ends - pieces.took[order]).tolist(), ends.tolist(), strict=True)])
+    graph, run = asked.graph, part_of(asked.run, frozenset({asked.rank}))
+    spans = asked.spans
+    times = gaps(run, asked.rank, [*zip(spans.start.tolist(), spans.end.tolist(), strict=True)])
     totals = times.totals()
     state = thread_state(asked.run, asked.rank, asked.together, graph.steps, asked.by_step)
-    state = f": {state}" if state else ""
     longest = max(totals, key=lambda ops: totals[ops], default=None)
-    length = asked.time()
-    if longest is None or totals[longest] < asked.cut[order].sum() / 2:
-        after = _short(asked.top_name)
-        advice, command = _look(asked, "", "")
-        return Why(
-            f"{asked.its} host pauses {length}{asked.when}" + (f" before {after}" if after else "") + state,
-            advice=advice,
-            facts=(asked.longer,),
-            names=(asked.top_name,),
-            report="idle.gaps" if asked.on_gpu else "ops",
-            command=command,
-        )
-    gap = gap_between(run, asked.rank, times, longest)
-    ops = [_short(name.removeprefix(_ENGINE)) for name in (gap.before, gap.after)]
-    before, after = ops
-    between = (
-        f"between {before} and {after}" if all(ops) else f"after {before}" if before else f"before {after}"
-    )
-    where = f"in {_short(gap.annotation)}" if gap.annotation else between
-    advice, command = _look(asked, gap.line, gap.annotation)
+    facts = [asked.longer]
+    if longest is None or totals[longest] < asked.cut[asked.longest].sum() / 2:
+        line, annotation, ops = sampled_line(run, asked.rank, spans), "", ("", asked.top_name)
+    else:
+        gap = gap_between(run, asked.rank, times, longest)
+        facts.append(asked.of_rank("gap_ns", round(asked.per_step(gap.dur_ns)), "ns"))
+        line = gap.line or sampled_line(run, asked.rank, Intervals(times.start, times.end))
+        annotation, ops = gap.annotation, longest
+    before, after = (_short(name.removeprefix(_ENGINE)) for name in ops)
+    between = f"after {before}" if before else f"before {after}" if after else ""
+    if before and after:
+        between = f"between {before} and {after}"
+    inside = _short(annotation) or line
+    facts += [Fact("no_op", between)] if inside and between else []
+    facts += [Fact("line", line)] if line else []
+    advice, command = _look(asked, line, annotation)
+    where = f" in {inside}" if inside else f" {between}".rstrip()
     return Why(
-        f"{asked.its} host pauses {length}{asked.when} {where}{state}",
+        f"{asked.its} host pauses {asked.time()}{asked.when}{where}{state and f', {state}'}",
         advice,
-        (
-            asked.longer,
-            asked.of_rank("gap_ns", round(asked.per_step(gap.dur_ns)), "ns"),
-            *([Fact("no_op", between)] if gap.annotation or gap.line else []),
-            *([Fact("line", gap.line)] if gap.line else []),
-        ),
-        (gap.annotation, gap.line, gap.before, gap.after),
+        tuple(facts),
+        (annotation, line, *ops),
         "idle.gaps" if asked.on_gpu else "ops",
         command,
     )
@@ -798,5 +807,5 @@ def _look(asked: _Asked, line: str, annotation: str) -> tuple[str, tuple[str, ..
         return f"Look at what the program does in {_short(annotation)}.", ()
     stacks = f"SELECT 1 FROM slices WHERE rank = {asked.rank} AND category = 'python_function' LIMIT 1"
     if asked.run.rows(stacks):
-        return "Look at what Python runs there.", ()
-    return "Record Python stacks to see what the host does", argv("rankscope profile --with-stack")
+        return "Look at the Python functions that run there.", ()
+    return "Record Python stacks to see which function runs there.", argv("rankscope profile --with-stack")

@@ -24,8 +24,8 @@ _LARGE_OF_CORES = 0.1
 """Of a mean step: a core that is slower than the others and costs less is no problem of the job, but of its machine."""
 _MOST_LISTED = 4
 _BALANCE = (
-    "Give every rank as much work in each step: sort samples by length, pack them, or balance the experts. "
-    "Hosts that share cores differ, too"
+    "Give every rank the same amount of work in each step: sort samples by length, pack them, or balance the experts. "
+    "Ranks that share cores differ, too."
 )
 
 
@@ -126,7 +126,9 @@ def _who(run: Run, scope: Scope, fault: Fault) -> _Who:
 
 def _who_of_ranks(run: Run, fault: Fault, ranks: tuple[int, ...]) -> _Who:
     if 2 < len(ranks) == len(run.ranks):
-        return _Who(f"All {len(ranks)} ranks, each elsewhere,", f"all {len(ranks)} ranks", ranks, True)
+        return _Who(
+            f"All {len(ranks)} ranks, each in a different place,", f"all {len(ranks)} ranks", ranks, True
+        )
     on_nodes = {rank for node in fault.nodes for rank in node.ranks}
     alone = [rank for rank in ranks if rank not in on_nodes]
     nodes = [f"node {node.name} ({rank_words(node.ranks)})" for node in fault.nodes]
@@ -156,11 +158,11 @@ def _head(fault: Fault, who: _Who, cost: str, some: tuple[int, ...], steps: int)
     if fault.varies:
         return f"The work of the ranks differs from step to step: {cost}"
     if fault.moves:
-        return f"Another rank is late from step to step: {cost}"
+        return f"A different rank is late in each step: {cost}"
     if fault.axis == "step":
         longest = format_rounded("ns", _longest(fault, steps))
         takes = "take up to" if who.is_many else "takes"
-        return f"{who.name} {takes} {longest} longer on all ranks, {cost}"
+        return f"{who.name} {takes} {longest} longer on all ranks: {cost}"
     if fault.axis == "position":
         return f"{who.name} cost{'s' * (not who.is_many)} {cost} on {who.where}"
     where = f", in step{'s' * (len(some) > 1)} {as_ranges([*some])}" if some else ""
@@ -173,11 +175,11 @@ def _reason(fault: Fault, who: _Who, reasons: list[Why]) -> str:
         return ""
     text = reasons[0].text
     if fault.moves:
-        return f"in turn, as rank {fault.example.number}: {text}" if fault.example else ""
+        return f"for example rank {fault.example.number}: {text}" if fault.example else ""
     if not _is_alike(fault):
-        return "each for a reason of its own"
+        return "each for a different reason"
     is_one_of_many = fault.axis == "rank" and who.is_many
-    return f"rank {fault.subjects[0].number}, as the others: {text}" if is_one_of_many else text
+    return f"rank {fault.subjects[0].number}, like the others: {text}" if is_one_of_many else text
 
 
 def _advice(fault: Fault, reasons: list[Why]) -> str:

@@ -16,7 +16,7 @@ def _start(bootstrap):
         return
     if "rankscope" not in sys.modules and _is_jobs():
         del os.environ["RANKSCOPE_PLAN"]
-        _say("its package rankscope is another one")
+        _say("the job has a package of its own with the name rankscope")
         return
     import importlib.util
 
