@@ -747,8 +747,8 @@ def _long_ops(asked: _Asked) -> Why:
     work = Counter[str]()
     for each in host_work(asked.axis.replays, asked.cut):
         work[each.around] += each.ns
-    work.pop("", None)
-    if not work:
+    without = work.pop("", 0)
+    if not work or without > work.total():
         return _pause(asked)
     (name, spent), *_ = work.most_common(1)
     time = format_rounded("ns", asked.per_step(spent))
