@@ -15,7 +15,8 @@ from rankscope.records import dataclass
 WAITING_CLIENTS = 128
 """Of those that are not accepted yet."""
 _LINK = re.compile(r"#v=1(?:&[a-z]+=[\w.,:%+*-]*)*")
-_LONGEST = 2000
+_LONGEST = 16_000
+"""A place can hold marks and SQL."""
 
 
 class Address:

@@ -6,6 +6,7 @@ So this module imports neither, nor do those that it imports.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ _TABS = {
     "ncu": {"tab": "roofline"},
 }
 """By format without a timeline, the tab that shows it. Of several, the first."""
+_RANKS_OF_A_GROUP = 32
 
 
 def run(session: Session, query: dict[str, str]) -> Answer:
@@ -31,6 +33,7 @@ def run(session: Session, query: dict[str, str]) -> Answer:
     return {
         "title": session.title,
         "path": shell_word(session.path),
+        "places": [shell_word(session.path.resolve())],
         "ranks": session.run.ranks,
         "begin_ns": begin,
         "end_ns": end,
@@ -154,11 +157,30 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
 
 
 def grid(session: Session, query: dict[str, str]) -> Answer:
-    """The ranks in the order of their groups, and these as brackets: by stage, then by data group, and so on.
+    """The ranks in the order of their groups, and these as brackets: by stage, then by data group, and so on; where all
+    are in one group, by machine.
 
-    Without ranks where all are in one group. Not a part of `run`: it needs the collectives of all ranks.
+    Not a part of `run`: it needs the collectives of all ranks.
     """
-    return session.kept("grid", lambda: _grid(session))
+    return session.kept("groups", lambda: _grid(session))
+
+
+def _machines(run: Run) -> dict[str, Any]:
+    """The ranks by machine; of many whose machines are not known, so many at a time. Few on one machine are no groups."""
+    hosts = run.hosts
+    is_known = hosts.keys() >= {*run.ranks} and len({*hosts.values()}) > 1
+    if not is_known and len(run.ranks) <= _RANKS_OF_A_GROUP:
+        return {"title": "", "ranks": [], "levels": [], "stages": {}}
+    groups: dict[object, list[int]] = {}
+    for at, rank in enumerate(run.ranks):
+        groups.setdefault(hosts[rank] if is_known else at // _RANKS_OF_A_GROUP, []).append(rank)
+    level, at = [], 0
+    for host, ranks in groups.items():
+        label = str(host) if is_known else f"{ranks[0]}–{ranks[-1]}"
+        level.append({"label": label, "from": at, "to": at + len(ranks)})
+        at += len(ranks)
+    title = f"{len(groups)} machines" if is_known else ""
+    return {"title": title, "ranks": [*chain(*groups.values())], "levels": [level], "stages": {}}
 
 
 def _grid(session: Session) -> dict[str, Any]:
@@ -169,7 +191,9 @@ def _grid(session: Session) -> dict[str, Any]:
         layout = layout_of(run, Scope())
     axes = layout.axes
     is_grid = (len(axes) > 1 or "pp" in axes) and all(rank in layout.places for rank in run.ranks)
-    places = {rank: tuple(layout.places[rank].get(axis, 0) for axis in axes) for rank in run.ranks if is_grid}
+    if not is_grid:
+        return _machines(session.run)
+    places = {rank: tuple(layout.places[rank].get(axis, 0) for axis in axes) for rank in run.ranks}
     ranks = sorted(places, key=lambda rank: (places[rank], rank))
     levels = []
     for depth, axis in enumerate(axes[: max(len(axes) - 1, 1)]):  # one rank is no group, but a stage may be

@@ -72,8 +72,8 @@ function tablesOf(app, finding) {
   return [...tables, ...(OF_CAUSE[cause] ?? []).filter((each) => each !== name).map((each) => /** @type {[string, string]} */ ([each, ""]))];
 }
 
-/** @param {string} text */
-function command(text) {
+/** A line to copy. @param {string} text */
+export function command(text) {
   const button = h("button", { class: "plain", "aria-label": `Copy: ${text}`, onclick: async () => {
     await copyText(text);
     button.textContent = "Copied";
