@@ -12,6 +12,8 @@ from typing import Any
 from rankscope.errors import UsageError
 from rankscope.records import dataclass
 
+PROGRESS_SECONDS = 10.0
+"""Clients without progress for this long, or at most twice as long, are left."""
 WAITING_CLIENTS = 128
 """Of those that are not accepted yet."""
 _LINK = re.compile(r"#v=1(?:&[a-z]+=[\w.,:%+*-]*)*")

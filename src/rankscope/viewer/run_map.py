@@ -33,7 +33,7 @@ def run(session: Session, query: dict[str, str]) -> Answer:
     return {
         "title": session.title,
         "path": shell_word(session.path),
-        "places": [shell_word(session.path.resolve())],
+        "places": [shell_word(session.path.name if session.is_dropped else session.path.resolve())],
         "ranks": session.run.ranks,
         "begin_ns": begin,
         "end_ns": end,

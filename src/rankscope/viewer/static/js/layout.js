@@ -1,8 +1,10 @@
 // The rows of the timeline: ranks, and the tracks of expanded ranks in groups that fold. Pure, so that tests need no browser.
 
-export const GUTTER = 168;
+const isNarrow = (globalThis.innerWidth ?? 1000) <= 700; // a phone
+export const GUTTER = isNarrow ? 128 : 168;
+export const HAS_NOTES = !isNarrow; // at the left of the gutter, beside names
 export const RIGHT = 16; // free at the right of the map and of the tracks
-export const LABEL_CHARACTERS = 20; // of a track, in the gutter
+export const LABEL_CHARACTERS = isNarrow ? 15 : 20; // of a track, in the gutter
 export const AXIS = 26; // height, as of the rows below
 export const HEADER = 26;
 export const LANE = 20;

@@ -4,7 +4,7 @@
 import { columns, json, show } from "./api.js";
 import { byId } from "./dom.js";
 import { cut } from "./format.js";
-import { GUTTER, RIGHT, SECOND, rankName } from "./layout.js";
+import { GUTTER, HAS_NOTES, RIGHT, SECOND, rankName } from "./layout.js";
 import { MONO, hatch, meanShares, paintShares } from "./palette.js";
 import { sharesOf } from "./timeline.js";
 
@@ -12,7 +12,7 @@ const TOP = 16;
 const HEIGHT = 150; // of the rows of many ranks together: all are on the screen
 const LABELLED = 12; // height of rows with a name
 const RANKS_AT_A_TIME = 32;
-const BRACKETS = [62, 100]; // where those of a stage begin, and those of groups in it
+const BRACKETS = HAS_NOTES ? [62, 100] : [62]; // where those of a stage begin, and those of groups in it
 const BRACKET_CHARACTERS = 8;
 const LETTERS = 9; // height of a label
 

@@ -69,8 +69,9 @@ export async function startPage(phases) {
   await tracks;
   if (run.opens_on) await app.panels.draw(); // the page is about it
   else app.panels.changed(new Set(["tab"]));
-  await Promise.all([map, drawn, phases.during("findings", app.loadFindings())]);
+  await Promise.all([map, drawn, phases.during("findings", map.then(() => app.loadFindings()))]);
   if (fresh && app.store.view === untouched) await open(app, requested.finding ?? -1);
   await loadVerdict(app);
+  if (fresh) app.marks.showKept().catch(show);
   document.body.dataset.ready = "true";
 }

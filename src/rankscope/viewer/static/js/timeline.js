@@ -6,7 +6,7 @@ import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
 import { cut, moment, percent, ticks, time } from "./format.js";
 import { Labels } from "./labels.js";
-import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepAt, trackKey, visible } from "./layout.js";
+import { AXIS, COMMUNICATION, GAP, GUTTER, HAS_NOTES, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepAt, trackKey, visible } from "./layout.js";
 import { MONO, SANS, hatch, paintShares, stretches } from "./palette.js";
 import { paint, repeat } from "./raster.js";
 import { Tiles } from "./tiles.js";
@@ -339,7 +339,7 @@ export class Timeline {
     g.fillStyle = hot ? this.app.blame : text.ink;
     g.fillText(`${row.pinned ? "• " : ""}${row.open ? "▾" : "▸"} ${rankName(row.rank)}`, GUTTER - 10, row.y + HEADER / 2);
     const stage = this.app.run.grid?.stages[row.rank];
-    if (stage !== undefined) {
+    if (stage !== undefined && HAS_NOTES) {
       g.font = MONO;
       g.textAlign = "left";
       g.fillStyle = text["ink-3"];
@@ -360,7 +360,7 @@ export class Timeline {
     g.font = MONO;
     g.textAlign = "left";
     g.fillStyle = text["ink-3"];
-    g.fillText(`${ranks.length} ranks`, 8, y + HEADER / 2);
+    if (HAS_NOTES) g.fillText(`${ranks.length} ranks`, 8, y + HEADER / 2);
     g.font = `600 ${MONO}`;
     g.textAlign = "right";
     g.fillStyle = text.ink;
