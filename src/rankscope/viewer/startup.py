@@ -66,6 +66,7 @@ class Opening:
         self._state = "waiting" if self.takes_drops else "reading"
         """Or "open", "failed", or "telemetry": the folder of a job that is watched, without a trace. It
         changes last: a page asks at any moment."""
+        self._started = 0.0
         self._sessions: list[Session] = []
         self._make_raw: Callable[[], dict[str, Route]]
         self._making = threading.Lock()

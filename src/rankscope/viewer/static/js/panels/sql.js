@@ -21,8 +21,9 @@ function leading(app, names) {
       if (slice && (!start || slice.start_ns === at)) return await app.goTo(slice, { stay: true });
       if (typeof at !== "number" || !app.run.ranks.includes(rank)) return announce("this row has no place in the timeline");
       app.reveal(rank);
-      const [place, span] = [app.axis.of(at, rank), Math.max((duration ?? 0) * 9, (app.store.view.end - app.store.view.begin) / 4)];
-      return app.show(place - span / 2, place + (duration ?? 0) + span / 2, { history: true });
+      const { begin, end } = app.store.view;
+      const [place, margin] = [app.axis.of(at, rank), duration ? duration * 0.1 : (end - begin) / 2];
+      return app.show(place - margin, place + (duration ?? 0) + margin, { history: true });
     } catch (error) {
       return show(error);
     }
