@@ -88,14 +88,24 @@ def test_what_is_no_trace_is_said_and_the_server_goes_on(viewer: Viewer, tmp_pat
     assert viewer.opening.wait(60) and viewer.ask("run")[0] == 200
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../up.json", "/root.json", "a/../../b.json", ".rankscope/index.json", "a/.hidden", "a//b", "", ".", "..", "a\\b", "a\0b", "a\nb", "x" * 1001, "/".join("a" * 17), "n" * 300],
-)  # fmt: skip
+OUTSIDE = ("../up.json", "/root.json", "a/../../b.json", "a//b", "", ".", "..", "a\\b", "a\0b", "a\nb")
+HIDDEN = (".rankscope/index.json", "a/.hidden")
+LONG = ("x" * 1001, "/".join("a" * 17), "n" * 300)
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, *HIDDEN, *LONG])
 def test_a_name_that_leaves_its_folder_is_refused(name: str, viewer: Viewer) -> None:
     status, answer = send(viewer, "drop", b"{}", name=name, first=1)
     assert status == 400 and answer["error"] and answer["hint"]
-    root = folder_of(viewer).parent
+    assert [path for path in folder_of(viewer).parent.rglob("*") if path.is_file()] == []
+
+
+def test_limits_of_size_number_and_time(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert send(viewer, "drop", b"x" * 3_000_000, name="a", first=1)[0] == 200
+    status, answer = send(viewer, "drop", b"x" * 1_500_000, name="b")
+    assert status == 400 and "too large" in answer["error"] and "rankscope view FOLDER" in answer["hint"]
+    assert not (folder_of(viewer) / "b").exists()
+    monkeypatch.setattr(dropped, "_MOST_FILES", 2)
     parts: list[dict[str, Any]] = [{"name": "c", "first": 1}, {"name": "d"}, {"name": "e"}]
     assert [send(viewer, "drop", b"x", **part)[0] for part in parts] == [200, 200, 400]
     assert send(viewer, "drop", b"x", name="c")[0] == 400  # is there already

@@ -166,7 +166,7 @@ def grid(session: Session, query: dict[str, str]) -> Answer:
 
 
 def _machines(run: Run) -> dict[str, Any]:
-    """The ranks by machine; of many whose machines are not known, so many at a time. Few on one machine are no groups."""
+    """The ranks by machine; of many whose machines are not known, so many at a time. Few on one machine: no groups."""
     hosts = run.hosts
     is_known = hosts.keys() >= {*run.ranks} and len({*hosts.values()}) > 1
     if not is_known and len(run.ranks) <= _RANKS_OF_A_GROUP:

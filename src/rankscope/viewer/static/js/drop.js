@@ -68,7 +68,7 @@ export function drawDropZone() {
     return [h("button", { class: "plain", onclick: () => input.click() }, text), input];
   };
   document.body.dataset.empty = "true";
-  fill(byId("main"), h("section", { class: "drop", "aria-label": "Files to open" }, h("p", {}, "Drop a trace, the traces of all ranks, or a folder here."),
-    h("p", {}, ...choice("Choose files", {}), " ", ...choice("Choose a folder", { webkitdirectory: true })),
+  fill(byId("main"), h("section", { class: "drop", "aria-label": "Files to open" },
+    h("p", {}, "Drop here, or ", ...choice("Choose files", {}), " ", ...choice("Choose a folder", { webkitdirectory: true })),
     h("p", { class: "quiet" }, "They go to the rankscope on this machine, into a temporary folder that is removed when it ends.")));
 }

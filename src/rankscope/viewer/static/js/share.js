@@ -21,7 +21,7 @@ function open(app, dialog) {
   const button = /** @type {HTMLButtonElement} */ (h("button", { class: "plain", onclick: () => write(app, button) }, "Write the file"));
   fill(dialog, h("h2", {}, "Share this view"),
     h("p", {}, `A colleague who can read the run${run.places.length > 1 ? "s" : ""} opens this place with:`), command(`rankscope view ${run.places.join(" ")} --at '${place}'`),
-    h("p", { class: "quiet" }, "From another machine, write ssh://HOST before the path. The run elsewhere: with its path there. The token of this page is not needed."),
+    h("p", { class: "quiet" }, "From another machine: ssh://HOST before the path. A copy of the run: its own path. The token of this page is not needed."),
     h("p", {}, isFile() ? "In this file, and in any page of the run, the place is the end of the address:" : "In any page of the run, or a shared file of it, the place is the end of the address:"), command(place),
     isFile() || run.titles ? "" : h("p", {}, "Without the run: the visible window as one HTML file. ", button),
     h("p", {}, h("button", { class: "plain", onclick: () => dialog.close() }, "Close")));

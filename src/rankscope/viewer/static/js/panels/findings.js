@@ -48,7 +48,7 @@ function whyLess({ cost_ns: saved, kind }, rows) {
   const waited = Math.max(0, ...rows.map(({ wait_ns: wait }) => wait ?? 0));
   if (kind !== "fault" || !saved || !waited) return "";
   return h("p", { class: "why" }, `Others wait up to ${time(waited)} here; mending saves ${time(saved)} a step. `,
-    "Waiting is not all saved: the next slowest rank then sets the pace, and part of it is the design of the schedule or overlaps with other work.");
+    "Waiting is not all saved: the next slowest rank then sets the pace. Part of it may be the schedule's design, or beside other work.");
 }
 
 /** What is stated of a finding, a line each. @param {any} finding */
