@@ -6,7 +6,6 @@ So this module imports neither, nor do those that it imports.
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -158,29 +157,19 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
 
 def grid(session: Session, query: dict[str, str]) -> Answer:
     """The ranks in the order of their groups, and these as brackets: by stage, then by data group, and so on; where all
-    are in one group, by machine.
+    are in one group, by machine. Few on one machine have none.
 
     Not a part of `run`: it needs the collectives of all ranks.
     """
     return session.kept("groups", lambda: _grid(session))
 
 
-def _machines(run: Run) -> dict[str, Any]:
-    """The ranks by machine; of many whose machines are not known, so many at a time. Few on one machine: no groups."""
-    hosts = run.hosts
-    is_known = hosts.keys() >= {*run.ranks} and len({*hosts.values()}) > 1
-    if not is_known and len(run.ranks) <= _RANKS_OF_A_GROUP:
-        return {"title": "", "ranks": [], "levels": [], "stages": {}}
-    groups: dict[object, list[int]] = {}
-    for at, rank in enumerate(run.ranks):
-        groups.setdefault(hosts[rank] if is_known else at // _RANKS_OF_A_GROUP, []).append(rank)
-    level, at = [], 0
-    for host, ranks in groups.items():
-        label = str(host) if is_known else f"{ranks[0]}–{ranks[-1]}"
-        level.append({"label": label, "from": at, "to": at + len(ranks)})
-        at += len(ranks)
-    title = f"{len(groups)} machines" if is_known else ""
-    return {"title": title, "ranks": [*chain(*groups.values())], "levels": [level], "stages": {}}
+def _machines(run: Run) -> dict[int, str]:
+    """By rank its machine; of many ranks whose machines are not known, so many at a time."""
+    if run.hosts.keys() >= {*run.ranks} and len({*run.hosts.values()}) > 1:
+        return run.hosts
+    parts = [run.ranks[at : at + _RANKS_OF_A_GROUP] for at in range(0, len(run.ranks), _RANKS_OF_A_GROUP)]
+    return {rank: f"{part[0]}–{part[-1]}" for part in parts for rank in part if len(parts) > 1}
 
 
 def _grid(session: Session) -> dict[str, Any]:
@@ -189,11 +178,16 @@ def _grid(session: Session) -> dict[str, Any]:
 
     with session.database() as run:
         layout = layout_of(run, Scope())
-    axes = layout.axes
-    is_grid = (len(axes) > 1 or "pp" in axes) and all(rank in layout.places for rank in run.ranks)
-    if not is_grid:
-        return _machines(session.run)
-    places = {rank: tuple(layout.places[rank].get(axis, 0) for axis in axes) for rank in run.ranks}
+    axes: tuple[str, ...] = layout.axes
+    sizes: dict[str, int] = {axis: layout.sizes[axis] for axis in layout.axes}
+    labels: list[str] = []
+    if (len(axes) > 1 or "pp" in axes) and all(rank in layout.places for rank in run.ranks):
+        places = {rank: tuple(layout.places[rank].get(axis, 0) for axis in layout.axes) for rank in run.ranks}
+    else:
+        machines = _machines(session.run)
+        labels = [*dict.fromkeys(machines.values())]
+        places = {rank: (labels.index(label),) for rank, label in machines.items()}
+        axes, sizes = ("groups",), {"groups": len(labels)}
     ranks = sorted(places, key=lambda rank: (places[rank], rank))
     levels = []
     for depth, axis in enumerate(axes[: max(len(axes) - 1, 1)]):  # one rank is no group, but a stage may be
@@ -203,12 +197,16 @@ def _grid(session: Session) -> dict[str, Any]:
         name = "stage" if axis == "pp" else axis
         levels.append(
             [
-                {"label": f"{name} {group[-1]}", "from": at[0], "to": at[-1] + 1}
+                {
+                    "label": labels[group[-1]] if labels else f"{name} {group[-1]}",
+                    "from": at[0],
+                    "to": at[-1] + 1,
+                }
                 for group, at in groups.items()
             ]
         )
     return {
-        "title": " · ".join(f"{axis} {layout.sizes[axis]}" for axis in axes),
+        "title": " · ".join(f"{axis} {sizes[axis]}" for axis in axes),
         "ranks": ranks,
         "levels": levels,
         "stages": {str(rank): layout.stage(rank) for rank in ranks if "pp" in axes},
