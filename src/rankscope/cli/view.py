@@ -141,11 +141,12 @@ def _view(args: argparse.Namespace) -> int:
         return Options(cache=args.cache, jobs=args.jobs, dask=dask)
 
     opening = Opening(runs, options, common.say, mix=args.mix, quiet=args.quiet)
-    dropped = None
+    dropped, ending = None, ExitStack()
     if args.drop:
         from rankscope.viewer.dropped import Dropped
 
-        dropped = Dropped(opening.show)
+        dropped = ending.enter_context(contextlib.closing(Dropped(opening.show)))
+        ending.enter_context(stopped_by_signals())  # its folder is removed then, too
     else:
         opening.start()
     server = Server(address, opening.routes(), args.tunnel, dropped)
@@ -165,10 +166,9 @@ def _view(args: argparse.Namespace) -> int:
 
     for ends in (end_without_run, *([end_with_stdin] if args.tunnel is not None else [])):
         threading.Thread(target=ends, daemon=True).start()
-    _serve(server.serve, address.url + at, args.no_open)
+    with ending:
+        _serve(server.serve, address.url + at, args.no_open)
     opening.close()
-    if dropped:
-        dropped.close()
     if opening.has_failed:
         return 1
     if not opening.wait(0) or server.busy:

@@ -196,7 +196,7 @@ function escape(app, target) {
 export function help() {
   const dialog = /** @type {HTMLDialogElement} */ (byId("help"));
   fill(dialog, h("h2", {}, "Keys"), h("dl", {}, HELP.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
-    h("p", { class: "quiet" }, "The address contains the state of the page: share it to show the same view."),
+    h("p", { class: "quiet" }, "Back and Forward go through zooms, selections and tabs. Share has the command that opens this view for a colleague."),
     h("button", { class: "plain", onclick: () => dialog.close() }, "Close"));
   dialog.showModal();
 }
