@@ -5,6 +5,10 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +151,20 @@ def test_the_folder_goes_with_the_server() -> None:
     assert root.exists()
     taking.close()
     assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_it_goes_when_the_command_is_terminated(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rankscope", "view", "--drop", "--no-open"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(url, timeout=60) as page:  # answered when it serves
+            assert page.status == 200
+        assert len(list(tmp_path.glob("rankscope-dropped-*"))) == 1
+        process.terminate()
+    assert list(tmp_path.glob("rankscope-dropped-*")) == []
 
 
 @pytest.mark.parametrize("more", [["RUN"], ["--perfetto"]])
