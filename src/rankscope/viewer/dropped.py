@@ -7,6 +7,7 @@ may hold a store of rankscope, and a store is trusted.
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from rankscope.viewer.answers import Answer
 
 MOST_BYTES = 4 * 2**30
 _MOST_FILES = 10_000
-_LONGEST_NAME = 1000
-_DEEPEST = 16
+_LONGEST_NAME = 500
+_PART = r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*"
+_NAME = re.compile(f"{_PART}(/{_PART})*")
 
 
 class Dropped:
@@ -78,14 +80,7 @@ class Dropped:
 
 def _checked(name: str) -> str:
     """A relative path that stays in its folder."""
-    parts = name.split("/")
-    if (
-        len(name) > _LONGEST_NAME
-        or len(parts) > _DEEPEST
-        or not name.isprintable()
-        or "\\" in name
-        or any(not part or part.startswith(".") for part in parts)
-    ):
+    if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
         raise UsageError(
             f"'{name[:80]}' is not taken",
             why="Names of dropped files are paths below a folder, without hidden parts.",

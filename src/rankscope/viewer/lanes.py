@@ -70,29 +70,18 @@ class Lanes:
 
 def open_lanes(run: Run, entry: SegmentEntry) -> Lanes:
     """The arrays of a segment: loaded from the store, or built, and saved where it is writable."""
-    cached = _load(run, entry)
-    if cached is not None:
-        return cached
-    lanes = _build(run, entry)
-    if can_write(run.store):
-        save_lanes(run, entry, lanes)
-        return _load(run, entry) or lanes
-    return lanes
-
-
-def save_lanes(run: Run, entry: SegmentEntry, lanes: Lanes) -> None:
-    """Keep the arrays in the store."""
-    flat = replace(lanes, lanes=lanes.lanes.reshape(-1))
-    _table(entry).save(run.store, (entry.build, run.comm_patterns), flat)
-
-
-def _load(run: Run, entry: SegmentEntry) -> Lanes | None:
-    lanes = _table(entry).load(run.store, (entry.build, run.comm_patterns))
-    return lanes and replace(lanes, lanes=lanes.lanes.reshape(-1, 4))
-
-
-def _table(entry: SegmentEntry) -> Table[Lanes]:
-    return Table(slices_file(entry.rank, entry.segment), Lanes, mapped=True)
+    table, key = (
+        Table(slices_file(entry.rank, entry.segment), Lanes, mapped=True),
+        (entry.build, run.comm_patterns),
+    )
+    kept = table.load(run.store, key)
+    if kept is None:
+        lanes = _build(run, entry)
+        if not can_write(run.store):
+            return lanes
+        table.save(run.store, key, replace(lanes, lanes=lanes.lanes.reshape(-1)))
+        kept = table.load(run.store, key) or lanes
+    return replace(kept, lanes=kept.lanes.reshape(-1, 4))
 
 
 def _build(run: Run, entry: SegmentEntry) -> Lanes:
@@ -113,12 +102,15 @@ def _build(run: Run, entry: SegmentEntry) -> Lanes:
     )
     names = [name for (name,) in run.rows(f"SELECT DISTINCT name FROM slices WHERE {here} ORDER BY name")]
     arrays = {name: np.ascontiguousarray(columns[name], dtype=kind) for name, kind in _COLUMNS.items()}
-    key = np.stack([columns["track"], columns["depth"]], axis=1)
-    first = (
-        np.flatnonzero(np.append(True, (key[1:] != key[:-1]).any(axis=1))) if len(key) else np.zeros(0, int)
-    )
-    lanes = np.column_stack([key[first], first, np.append(first[1:], len(key))]).astype(np.int64)
+    lanes = lane_table(columns["track"], columns["depth"])
     return Lanes(**arrays, names=names, lanes=lanes, levels=build_pyramid(arrays["duration"]))
+
+
+def lane_table(track: Ints, row: Ints) -> Ints:
+    """`Lanes.lanes` of slices in their order: by track and row."""
+    first = np.flatnonzero((np.diff(track, prepend=-2) != 0) | (np.diff(row, prepend=-1) != 0))
+    ends = np.append(first, len(row))[1:]
+    return np.column_stack([track[first], row[first], first, ends]).astype(np.int64)
 
 
 def _host_kind(alias: str) -> str:

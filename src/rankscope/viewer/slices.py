@@ -16,7 +16,7 @@ _MOST_FLOWS = 400
 _BRIEF = (
     "SELECT id, name, category, start_ns, dur_ns, track, depth FROM slices WHERE rank = ? AND segment = ?"
 )
-_REFERENCES = ("launch", "op", "python", "module", "parent")
+REFERENCES = ("launch", "op", "python", "module", "parent")
 
 
 def slice(session: Session, query: dict[str, str]) -> Answer:
@@ -34,7 +34,7 @@ def slice(session: Session, query: dict[str, str]) -> Answer:
         )
         related = {
             name: run.records(f"{_BRIEF} AND id = ?", [*key[:2], slice[name]])
-            for name in _REFERENCES
+            for name in REFERENCES
             if slice[name] is not None
         }
         links = run.records(
