@@ -58,6 +58,20 @@ def send(
     return answer.status, json.loads(content) if content else None
 
 
+def begin(viewer: Viewer, size: int, **query: Any) -> Any:
+    """Status and answer of a client that sends less than it said."""
+    connection = http.client.HTTPConnection("127.0.0.1", viewer.server.address.port, timeout=20)
+    words = urlencode({"token": viewer.server.address.token, **query})
+    connection.putrequest("POST", f"/api/drop?{words}")
+    connection.putheader("Content-Length", str(size))
+    connection.endheaders(b"half")
+    with connection.getresponse() as answer:
+        assert answer.headers["connection"] == "close"
+        status, content = answer.status, json.loads(answer.read())
+    connection.close()
+    return status, content
+
+
 def folder_of(viewer: Viewer) -> Path:
     return viewer.server._dropped._folder  # type: ignore[union-attr]
 
@@ -106,7 +120,7 @@ def test_a_name_that_leaves_its_folder_is_refused(name: str, viewer: Viewer) -> 
 
 def test_limits_of_size_number_and_time(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert send(viewer, "drop", b"x" * 3_000_000, name="a", first=1)[0] == 200
-    status, answer = send(viewer, "drop", b"x" * 1_500_000, name="b")
+    status, answer = begin(viewer, 1_500_000, name="b")
     assert status == 400 and "too large" in answer["error"] and "rankscope view FOLDER" in answer["hint"]
     assert not (folder_of(viewer) / "b").exists()
     monkeypatch.setattr(dropped, "_MOST_FILES", 2)
@@ -115,15 +129,8 @@ def test_limits_of_size_number_and_time(viewer: Viewer, monkeypatch: pytest.Monk
     assert send(viewer, "drop", b"x", name="c")[0] == 400  # is there already
     # A client that stops in the middle.
     monkeypatch.setattr(dropped, "PROGRESS_SECONDS", 0.2)
-    connection = http.client.HTTPConnection("127.0.0.1", viewer.server.address.port, timeout=20)
-    words = urlencode({"token": viewer.server.address.token, "name": "slow", "first": 1})
-    connection.putrequest("POST", f"/api/drop?{words}")
-    connection.putheader("Content-Length", "100")
-    connection.endheaders(b"half")
-    with connection.getresponse() as answer:
-        assert answer.status == 400 and "stopped arriving" in json.loads(answer.read())["why"]
-        assert answer.headers["connection"] == "close"
-    connection.close()
+    status, answer = begin(viewer, 100, name="slow", first=1)
+    assert status == 400 and "stopped arriving" in answer["why"]
 
 
 def test_only_the_page_can_send(viewer: Viewer, slow2: Viewer) -> None:
@@ -206,6 +213,15 @@ def test_a_trace_is_dropped_then_no_trace_then_all_ranks(
     drop(screen, letter)
     page.wait_for_selector(".drop", timeout=60_000)
     assert "letter.txt" in page.inner_text("#verdict h1")
+    page.evaluate("""() => {
+      const large = new File([], 'large.json');
+      Object.defineProperty(large, 'size', { value: 5e9 });
+      const dropped = { items: [{ kind: 'file', getAsFile: () => large }] };
+      const drop = new Event('drop', { bubbles: true, cancelable: true });
+      document.body.dispatchEvent(Object.assign(drop, { dataTransfer: dropped }));
+    }""")
+    page.wait_for_selector("#message:not([hidden])")
+    assert "5.00 GB" in page.inner_text("#message") and "rankscope view FOLDER" in page.inner_text("#message")
     files = sorted((DATA / "seqpar-gloo4-slow2").glob("rank-*.json.gz"))
     assert len(files) == 4
     page.set_input_files("input[aria-label='Choose files']", files)  # as the button does

@@ -14,6 +14,8 @@ from rankscope.records import dataclass
 
 PROGRESS_SECONDS = 10.0
 """Clients without progress for this long, or at most twice as long, are left."""
+MOST_DROPPED = 4 * 2**30
+"""Bytes of the files that are dropped onto a page at once."""
 WAITING_CLIENTS = 128
 """Of those that are not accepted yet."""
 _LINK = re.compile(r"#v=1(?:&[a-z]+=[\w.,:%+*-]*)*")

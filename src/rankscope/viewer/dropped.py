@@ -18,10 +18,9 @@ from starlette.requests import ClientDisconnect, Request
 from rankscope import units
 from rankscope.errors import StoreError, UsageError
 from rankscope.files import open_private
-from rankscope.viewer.address import PROGRESS_SECONDS
+from rankscope.viewer.address import MOST_DROPPED, PROGRESS_SECONDS
 from rankscope.viewer.answers import Answer
 
-MOST_BYTES = 4 * 2**30
 _MOST_FILES = 10_000
 _LONGEST_NAME = 500
 _PART = r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*"
@@ -31,7 +30,7 @@ _NAME = re.compile(f"{_PART}(/{_PART})*")
 class Dropped:
     """The files of one drop; the next one replaces them."""
 
-    def __init__(self, show: Callable[[Path], None], most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, show: Callable[[Path], None], most_bytes: int = MOST_DROPPED) -> None:
         """`show` is called with the trace or folder that was dropped."""
         self._show, self._most_bytes = show, most_bytes
         self._root = tempfile.TemporaryDirectory(prefix="rankscope-dropped-")

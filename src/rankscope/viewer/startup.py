@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope import units
 from rankscope.errors import NotATraceError, RankscopeError, UsageError
 from rankscope.text.json_values import plain
-from rankscope.viewer.address import ViewLink
+from rankscope.viewer.address import MOST_DROPPED, ViewLink
 from rankscope.viewer.answers import Answer, NotReadyError, Route
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class Opening:
             "title": title,
             "phases": self._phases(),
             "telemetry": self._has_telemetry,
-            "drops": self.takes_drops,
+            "drops": MOST_DROPPED if self.takes_drops else 0,
         }
 
     def _phases(self) -> list[dict[str, Any]]:

@@ -2,21 +2,24 @@
 
 import { isFile, show, write } from "./api.js";
 import { byId, fill, h, showProblem } from "./dom.js";
+import { scaled } from "./format.js";
 
 /** @typedef {{ name: string, file: File }} Named name: its path in what was dropped */
 
 let listens = false;
+let most = 0;
 
-/** @param {boolean} taken whether the server takes files */
-export function listenToDrops(taken) {
+/** @param {number} bytes that the server takes at once; 0: it takes no files */
+export function listenToDrops(bytes) {
   if (listens) return;
   listens = true;
+  most = bytes;
   for (const name of ["dragenter", "dragover"]) document.addEventListener(name, (event) => event.preventDefault());
   document.addEventListener("drop", (event) => {
     event.preventDefault();
     const items = [.../** @type {DragEvent} */ (event).dataTransfer?.items ?? []].filter(({ kind }) => kind === "file");
     if (!items.length) return; // a text
-    if (!taken) {
+    if (!most) {
       showProblem("This page takes no files.", isFile() ? "It is a file itself." : "Its server shows one run, and writes no others.", "For a page that does: rankscope view --drop");
       return;
     }
@@ -43,6 +46,8 @@ async function filesOf(entry, above) {
 /** @param {Named[]} all */
 async function send(all) {
   const named = all.filter(({ name }) => !/(^|\/)\./.test(name)); // hidden: a store of rankscope, and what systems leave in folders
+  const size = named.reduce((sum, { file }) => sum + file.size, 0);
+  if (size > most) return showProblem(`These files have ${scaled(size, "B")}.`, `The page takes ${scaled(most, "B")} at once.`, "Open them where they are: rankscope view FOLDER");
   const title = h("h1", {});
   fill(byId("verdict"), h("div", {}, title, h("p", {}, "To a temporary folder of the server.")));
   try {
@@ -53,11 +58,10 @@ async function send(all) {
     await write("open-dropped", {});
   } catch (error) {
     fill(title, "Not sent");
-    show(error);
-    return;
+    return show(error);
   }
   history.replaceState(null, "", location.pathname);
-  location.reload();
+  return location.reload();
 }
 
 /** In place of the tracks: where to drop, and buttons for those who choose. */
