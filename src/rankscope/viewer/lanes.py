@@ -70,18 +70,29 @@ class Lanes:
 
 def open_lanes(run: Run, entry: SegmentEntry) -> Lanes:
     """The arrays of a segment: loaded from the store, or built, and saved where it is writable."""
-    table, key = (
-        Table(slices_file(entry.rank, entry.segment), Lanes, mapped=True),
-        (entry.build, run.comm_patterns),
-    )
-    kept = table.load(run.store, key)
-    if kept is None:
-        lanes = _build(run, entry)
-        if not can_write(run.store):
-            return lanes
-        table.save(run.store, key, replace(lanes, lanes=lanes.lanes.reshape(-1)))
-        kept = table.load(run.store, key) or lanes
-    return replace(kept, lanes=kept.lanes.reshape(-1, 4))
+    cached = _load(run, entry)
+    if cached is not None:
+        return cached
+    lanes = _build(run, entry)
+    if can_write(run.store):
+        save_lanes(run, entry, lanes)
+        return _load(run, entry) or lanes
+    return lanes
+
+
+def save_lanes(run: Run, entry: SegmentEntry, lanes: Lanes) -> None:
+    """Keep the arrays in the store."""
+    flat = replace(lanes, lanes=lanes.lanes.reshape(-1))
+    _table(entry).save(run.store, (entry.build, run.comm_patterns), flat)
+
+
+def _load(run: Run, entry: SegmentEntry) -> Lanes | None:
+    lanes = _table(entry).load(run.store, (entry.build, run.comm_patterns))
+    return lanes and replace(lanes, lanes=lanes.lanes.reshape(-1, 4))
+
+
+def _table(entry: SegmentEntry) -> Table[Lanes]:
+    return Table(slices_file(entry.rank, entry.segment), Lanes, mapped=True)
 
 
 def _build(run: Run, entry: SegmentEntry) -> Lanes:

@@ -114,7 +114,11 @@ class Server(Listener):
         is_link = path in _PAGES and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_link:
             return _error(403, "another site sent this request", "Use the address that rankscope printed.")
-        given = query.get("token") or headers.get("x-rankscope-token") or self._from_cookie(headers)
+        given = (
+            query.get("token")
+            or headers.get("x-rankscope-token")
+            or cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
+        )
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self.address.token.encode()):
             if path in _PAGES:
                 return self._file("login.html", 401)
@@ -127,9 +131,6 @@ class Server(Listener):
             more = {"Allow": ", ".join(allowed)}
             return _error(405, f"{request.method} is not allowed", f"Only {allowed[0]} is.", more=more)
         return None
-
-    def _from_cookie(self, headers: Mapping[str, str]) -> str:
-        return cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
 
     async def _api(self, request: Request, name: str, query: dict[str, str]) -> Response:
         if name == _DROP and self._dropped:
