@@ -14,11 +14,14 @@ export function listenToDrops(bytes) {
   if (listens) return;
   listens = true;
   most = bytes;
-  for (const name of ["dragenter", "dragover"]) document.addEventListener(name, (event) => event.preventDefault());
+  const filesIn = (/** @type {DragEvent} */ event) => [...event.dataTransfer?.items ?? []].filter(({ kind }) => kind === "file");
+  for (const name of /** @type {const} */ (["dragenter", "dragover"])) {
+    document.addEventListener(name, (event) => { if (filesIn(event).length) event.preventDefault(); });
+  }
   document.addEventListener("drop", (event) => {
-    event.preventDefault();
-    const items = [.../** @type {DragEvent} */ (event).dataTransfer?.items ?? []].filter(({ kind }) => kind === "file");
+    const items = filesIn(event);
     if (!items.length) return; // a text
+    event.preventDefault();
     if (!most) {
       showProblem("This page takes no files.", isFile() ? "It is a file itself." : "Its server shows one run, and writes no others.", "For a page that does: rankscope view --drop");
       return;
