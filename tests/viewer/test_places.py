@@ -154,7 +154,7 @@ def test_a_colleague_opens_the_same_view(
     assert not re.search(f"{token}|{port}|theme|dock|size", command)
     copy = tmp_path / "elsewhere"
     copy.mkdir()
-    for file in slow2.folder.glob("*.*"):
+    for file in slow2.folder.glob("rank-*"):
         os.link(file, copy / file.name)
     other = serve(copy)
     context = chromium.new_context(viewport={"width": 1400, "height": 820})
@@ -172,7 +172,7 @@ def test_a_colleague_opens_the_same_view(
 def test_marks_that_were_kept_are_shown_to_the_next_who_opens_the_run(screen: Screen, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    for file in (DATA / "seqpar-gloo4-slow2").glob("*.*"):
+    for file in (DATA / "seqpar-gloo4-slow2").glob("rank-*"):
         os.link(file, run / file.name)
     viewer = serve(run)
     page = screen.open(viewer.url).page
