@@ -21,9 +21,9 @@ for program in node npm; do
   command -v $program >/dev/null || fail "cannot find $program" \
     "The viewer's JavaScript is checked with node, and npm installs TypeScript." "Install nodejs and npm"
 done
-if [ ! -x "$tools/node_modules/.bin/tsc" ]; then
-  npm install --silent --no-audit --no-fund --prefix "$tools" typescript@5 >/dev/null 2>&1 ||
-    fail "npm could not install typescript" "The types of the viewer's JavaScript are checked with tsc." \
+if [ ! -x "$tools/node_modules/.bin/tsc" ] || [ ! -e "$tools/node_modules/axe-core" ]; then
+  npm install --silent --no-audit --no-fund --prefix "$tools" typescript@5 axe-core@4 >/dev/null 2>&1 ||
+    fail "npm could not install typescript and axe-core" "The types of the viewer's JavaScript are checked with tsc, its pages with axe." \
       "Check npm's registry (npm ping)"
 fi
 "$tools/node_modules/.bin/tsc" --project tests/viewer/tsconfig.json

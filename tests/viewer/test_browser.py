@@ -533,9 +533,17 @@ def test_a_file_that_cannot_be_read_is_said(screen: Screen, tmp_path: Path) -> N
 
 
 def test_on_a_phone_nothing_sticks_out(slow2: Viewer, screen: Screen) -> None:
-    screen.page.set_viewport_size({"width": 420, "height": 800})
+    screen.page.set_viewport_size({"width": 390, "height": 844})
     page = screen.open(slow2.url).page
-    assert page.evaluate("document.documentElement.scrollWidth") <= 420
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("window.rankscope.timeline.width") > 0.55 * 390
+    for button in ("#share-button", "#help-button", "#theme-button"):
+        box = page.locator(button).bounding_box()
+        assert box["x"] + box["width"] <= 390 and box["width"] >= 24 and box["height"] >= 24
+    for tab in ("events", "kernels", "sql"):  # the strip of tabs scrolls to them
+        page.click(f"#tab-{tab}")
+        assert screen.panel()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 @pytest.mark.parametrize("width", [900, 1000, 1440])

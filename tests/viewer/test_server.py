@@ -298,6 +298,7 @@ def test_a_run_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
         "title": "nothing",
         "phases": [],
         "telemetry": False,
+        "drops": 0,
     }
     viewer = watched(Server(Address("127.0.0.1", 0), opening.routes()), tmp_path, opening)
     client = HTTPConnection("127.0.0.1", viewer.server.address.port, timeout=30)

@@ -287,6 +287,7 @@ def _main(argv: Sequence[str]) -> int:
         if (
             parser.finds_run
             and not args.run
+            and not vars(args).get("drop")
             and "list" not in (vars(args).get("report"), vars(args).get("chart"))
         ):
             from rankscope.cli.common import newest_run

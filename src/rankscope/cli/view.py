@@ -33,6 +33,7 @@ examples:
   rankscope view BASE NEW                   two runs on one axis, and what changed between them
   rankscope view ssh://host/~/runs/a        a run on another machine: the viewer there, the browser here
   rankscope view RUN --perfetto --ranks 0-3 --steps 3:5   that part, at ui.perfetto.dev
+  rankscope view --drop                     a page to drop a trace onto, or a folder
   rankscope view RUN --no-open --port 8899  on a machine you reach by ssh; prints the ssh command for it
 
 Only this machine can reach it, and only with the token in the address. Ctrl-C ends it.
@@ -61,6 +62,7 @@ _PERFETTO = """\
     trace is too large for a browser)
 """
 _PAGE = """\
+--drop  without a run: take the files that are dropped onto the page, up to 4.3 GB, into a temporary folder
 --at LINK  open at this place: the `link` of a finding in a JSON answer, such as '#v=1&finding=2'
 """
 
@@ -101,6 +103,12 @@ def main(args: argparse.Namespace) -> int:
             why="rankscope's own viewer shows the whole run, at any size; ranks and steps are chosen on its page.",
             hint=f"Add --perfetto, or leave {given} out.",
         )
+    if args.drop and (args.run or args.perfetto):
+        raise UsageError(
+            f"--drop is not for {'--perfetto' if args.perfetto else 'a RUN'}",
+            why="With it the page shows what is dropped onto it.",
+            hint=f"Leave it out: rankscope view {args.run or 'RUN --perfetto'}",
+        )
     if isinstance(args.run, str) or isinstance(args.other, str):
         return view_remote(args)
     return _perfetto(args) if args.perfetto else _view(args)
@@ -111,7 +119,7 @@ def _view(args: argparse.Namespace) -> int:
 
     _require_server()
     at = checked_link(args.at) if args.at else ""
-    runs = [args.run, args.other] if args.other else [args.run]
+    runs = [run for run in (args.run, args.other) if run]
     for path in runs:
         if not path.exists():
             from rankscope.store.discover import no_such_path
@@ -134,8 +142,15 @@ def _view(args: argparse.Namespace) -> int:
         return Options(cache=args.cache, jobs=args.jobs, dask=dask)
 
     opening = Opening(runs, options, common.say, mix=args.mix, quiet=args.quiet)
-    server = Server(address, opening.routes(), args.tunnel)
-    opening.start()
+    dropped, ending = None, ExitStack()
+    if args.drop:
+        from rankscope.viewer.dropped import Dropped
+
+        dropped = ending.enter_context(contextlib.closing(Dropped(opening.show)))
+        ending.enter_context(stopped_by_signals())  # its folder is removed then, too
+    else:
+        opening.start()
+    server = Server(address, opening.routes(), args.tunnel, dropped)
 
     def end_with_stdin() -> None:
         """The process at the other end of ssh holds stdin open; its end is the only sign that it has ended."""
@@ -152,7 +167,8 @@ def _view(args: argparse.Namespace) -> int:
 
     for ends in (end_without_run, *([end_with_stdin] if args.tunnel is not None else [])):
         threading.Thread(target=ends, daemon=True).start()
-    _serve(server.serve, address.url + at, args.no_open)
+    with ending:
+        _serve(server.serve, address.url + at, args.no_open)
     opening.close()
     if opening.has_failed:
         return 1

@@ -12,10 +12,15 @@ from typing import Any
 from rankscope.errors import UsageError
 from rankscope.records import dataclass
 
+PROGRESS_SECONDS = 10.0
+"""Clients without progress for this long, or at most twice as long, are left."""
+MOST_DROPPED = 4 * 2**30
+"""Bytes of the files that are dropped onto a page at once."""
 WAITING_CLIENTS = 128
 """Of those that are not accepted yet."""
 _LINK = re.compile(r"#v=1(?:&[a-z]+=[\w.,:%+*-]*)*")
-_LONGEST = 2000
+_LONGEST = 16_000
+"""A place can hold marks and SQL."""
 
 
 class Address:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from rankscope.errors import StoreError
+from rankscope.errors import StoreError, UsageError
 from rankscope.files import create_json
 from rankscope.host import user_name
 from rankscope.viewer.answers import Answer, integer
@@ -40,6 +40,12 @@ def marks(session: Session, query: dict[str, str]) -> Answer:
 
 def keep_marks(session: Session, query: dict[str, str]) -> Answer:
     """Write the marks of a page, as they are in its address, to a new file beside the run."""
+    if session.is_dropped:
+        raise UsageError(
+            "marks are not kept of files that were dropped",
+            why="They are in a temporary folder, which goes when the server ends.",
+            hint="Open the run where it is: rankscope view RUN. The address of this page holds the marks.",
+        )
     words = [word.partition(":") for word in query["marks"].split(",")[:_MOST_MARKS]]
     marks = [_mark(at, unquote(name)) for at, _, name in words]
     content: dict[str, Any] = {

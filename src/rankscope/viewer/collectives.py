@@ -16,7 +16,7 @@ from rankscope.timeline.collectives.entries import Group
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.viewer.answers import KINDS, Answer, integers
-from rankscope.viewer.lanes import Lanes, build_pyramid
+from rankscope.viewer.lanes import Lanes, build_pyramid, lane_table
 from rankscope.viewer.session import Session
 
 COMMUNICATION = -1
@@ -88,10 +88,6 @@ def _communication(run: Run, rank: int) -> Lanes:
     row = row[by]
     labels = entries.kind[order] * (len(entries.groups) + 1) + entries.group[order]
     distinct, name = np.unique(labels, return_inverse=True)
-    first = np.flatnonzero(np.diff(row, prepend=-1))
-    lanes = np.column_stack(
-        [np.full(len(first), COMMUNICATION), row[first], first, np.append(first[1:], len(row))[: len(first)]]
-    )
     duration = end - start
     return Lanes(
         start=start,
@@ -100,7 +96,7 @@ def _communication(run: Run, rank: int) -> Lanes:
         name=name.reshape(-1).astype(np.int32),
         kind=np.full(len(order), KINDS.index("comm"), dtype=np.uint8),
         names=[_label(int(label), entries.groups) for label in distinct],
-        lanes=lanes.astype(np.int64),
+        lanes=lane_table(np.full(len(row), COMMUNICATION), row),
         levels=build_pyramid(duration),
         segment=entries.segment[order],
     )

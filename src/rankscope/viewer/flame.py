@@ -131,27 +131,15 @@ def _tree(frames: dict[str, Any], device: bool) -> dict[str, Any]:
         node_of.append(numbers[key])
     sums = np.bincount(np.array(node_of, dtype=np.int64), weights=np.maximum(own_ns, 0), minlength=len(nodes))
     self_ns = sums.astype(np.int64).tolist()
+    least = max(sum(self_ns) / _MOST_NODES, 1)  # narrower nodes cannot be drawn
     for number in range(len(nodes) - 1, -1, -1):  # callers have lower numbers than their callees
         node = nodes[number]
         node["self_ns"] = self_ns[number]
         node["total_ns"] += self_ns[number]
+        node["children"].sort(key=lambda child: -child["total_ns"])
         if number != _ROOT:
             above = nodes[node.pop("above")]
             above["total_ns"] += node["total_ns"]
-            if node["total_ns"]:
+            if node["total_ns"] >= least:
                 above["children"].append(node)
-    _trim(nodes[_ROOT])
     return nodes[_ROOT]
-
-
-def _trim(root: dict[str, Any]) -> None:
-    """Sort children by time and drop nodes too narrow to draw."""
-    least = root["total_ns"] / _MOST_NODES
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        node["children"] = sorted(
-            (child for child in node["children"] if child["total_ns"] >= least),
-            key=lambda child: -child["total_ns"],
-        )
-        waiting += node["children"]

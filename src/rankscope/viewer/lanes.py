@@ -113,12 +113,15 @@ def _build(run: Run, entry: SegmentEntry) -> Lanes:
     )
     names = [name for (name,) in run.rows(f"SELECT DISTINCT name FROM slices WHERE {here} ORDER BY name")]
     arrays = {name: np.ascontiguousarray(columns[name], dtype=kind) for name, kind in _COLUMNS.items()}
-    key = np.stack([columns["track"], columns["depth"]], axis=1)
-    first = (
-        np.flatnonzero(np.append(True, (key[1:] != key[:-1]).any(axis=1))) if len(key) else np.zeros(0, int)
-    )
-    lanes = np.column_stack([key[first], first, np.append(first[1:], len(key))]).astype(np.int64)
+    lanes = lane_table(columns["track"], columns["depth"])
     return Lanes(**arrays, names=names, lanes=lanes, levels=build_pyramid(arrays["duration"]))
+
+
+def lane_table(track: Ints, row: Ints) -> Ints:
+    """`Lanes.lanes` of slices in their order: by track and row."""
+    first = np.flatnonzero((np.diff(track, prepend=-2) != 0) | (np.diff(row, prepend=-1) != 0))
+    ends = np.append(first, len(row))[1:]
+    return np.column_stack([track[first], row[first], first, ends]).astype(np.int64)
 
 
 def _host_kind(alias: str) -> str:

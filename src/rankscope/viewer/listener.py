@@ -1,8 +1,8 @@
 """One way to serve HTTP for all pages: uvicorn, with limits on what a client can hold.
 
-A client has a deadline for its request and for taking the answer, requests have no body, and when there are too many
-connections the one that has waited longest without a request is closed. So half-open and slow clients cannot keep
-others out.
+A client has a deadline for its request and for taking the answer, requests have no body but at one address, and when
+there are too many connections the one that has waited longest without a request is closed. So half-open and slow
+clients cannot keep others out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from uvicorn import Config
 from uvicorn import Server as Uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rankscope.viewer.address import WAITING_CLIENTS, Address
+from rankscope.viewer.address import PROGRESS_SECONDS, WAITING_CLIENTS, Address
 
-DEADLINE_SECONDS = 10.0
-"""Connections without progress for this long, or at most twice as long, are closed."""
+DEADLINE_SECONDS = PROGRESS_SECONDS
 MOST_CONNECTIONS = 200
 MOST_HEADER_BYTES = 64 * 1024
 """Also of the address: SQL is sent in it."""
@@ -31,10 +30,11 @@ _STOPPING_SECONDS = 2
 class Listener:
     """The server behind an address."""
 
-    def __init__(self, app: ASGIApp, address: Address) -> None:
+    def __init__(self, app: ASGIApp, address: Address, taking: str = "") -> None:
+        """`taking`: the path of requests that may have a body."""
         self.address = address
         config = Config(
-            _with_limits(app),
+            _with_limits(app, taking),
             http=_Connection,
             loop="asyncio",
             ws="none",
@@ -125,13 +125,15 @@ class _Connection(H11Protocol):
             self._look_later()
 
 
-def _with_limits(app: ASGIApp) -> ASGIApp:
+def _with_limits(app: ASGIApp, taking: str) -> ASGIApp:
     async def limited(scope: Scope, receive: Receive, send: Send) -> None:
         headers = scope["headers"]
         size = len(scope["query_string"]) + sum(len(name) + len(value) for name, value in headers)
         names = {name for name, _ in headers}
         has_body = b"transfer-encoding" in names or any(
-            value.strip() != b"0" for name, value in headers if name == b"content-length"
+            value.strip() != b"0" and scope["path"] != taking
+            for name, value in headers
+            if name == b"content-length"
         )
         if size > MOST_HEADER_BYTES or len(headers) > MOST_HEADERS:
             await _refuse(send, 431)

@@ -23,6 +23,7 @@ _TABS = {
     "ncu": {"tab": "roofline"},
 }
 """By format without a timeline, the tab that shows it. Of several, the first."""
+_RANKS_OF_A_GROUP = 32
 
 
 def run(session: Session, query: dict[str, str]) -> Answer:
@@ -31,6 +32,7 @@ def run(session: Session, query: dict[str, str]) -> Answer:
     return {
         "title": session.title,
         "path": shell_word(session.path),
+        "places": [shell_word(session.path.name if session.is_dropped else session.path.resolve())],
         "ranks": session.run.ranks,
         "begin_ns": begin,
         "end_ns": end,
@@ -154,11 +156,20 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
 
 
 def grid(session: Session, query: dict[str, str]) -> Answer:
-    """The ranks in the order of their groups, and these as brackets: by stage, then by data group, and so on.
+    """The ranks in the order of their groups, and these as brackets: by stage, then by data group, and so on; where all
+    are in one group, by machine. Few on one machine have none.
 
-    Without ranks where all are in one group. Not a part of `run`: it needs the collectives of all ranks.
+    Not a part of `run`: it needs the collectives of all ranks.
     """
-    return session.kept("grid", lambda: _grid(session))
+    return session.kept("groups", lambda: _grid(session))
+
+
+def _machines(run: Run) -> dict[int, str]:
+    """By rank its machine; of many ranks whose machines are not known, so many at a time."""
+    if run.hosts.keys() >= {*run.ranks} and len({*run.hosts.values()}) > 1:
+        return run.hosts
+    parts = [run.ranks[at : at + _RANKS_OF_A_GROUP] for at in range(0, len(run.ranks), _RANKS_OF_A_GROUP)]
+    return {rank: f"{part[0]}–{part[-1]}" for part in parts for rank in part if len(parts) > 1}
 
 
 def _grid(session: Session) -> dict[str, Any]:
@@ -167,9 +178,16 @@ def _grid(session: Session) -> dict[str, Any]:
 
     with session.database() as run:
         layout = layout_of(run, Scope())
-    axes = layout.axes
-    is_grid = (len(axes) > 1 or "pp" in axes) and all(rank in layout.places for rank in run.ranks)
-    places = {rank: tuple(layout.places[rank].get(axis, 0) for axis in axes) for rank in run.ranks if is_grid}
+    axes: tuple[str, ...] = layout.axes
+    sizes: dict[str, int] = {axis: layout.sizes[axis] for axis in layout.axes}
+    labels: list[str] = []
+    if (len(axes) > 1 or "pp" in axes) and all(rank in layout.places for rank in run.ranks):
+        places = {rank: tuple(layout.places[rank].get(axis, 0) for axis in layout.axes) for rank in run.ranks}
+    else:
+        machines = _machines(session.run)
+        labels = [*dict.fromkeys(machines.values())]
+        places = {rank: (labels.index(label),) for rank, label in machines.items()}
+        axes, sizes = ("groups",), {"groups": len(labels)}
     ranks = sorted(places, key=lambda rank: (places[rank], rank))
     levels = []
     for depth, axis in enumerate(axes[: max(len(axes) - 1, 1)]):  # one rank is no group, but a stage may be
@@ -179,12 +197,16 @@ def _grid(session: Session) -> dict[str, Any]:
         name = "stage" if axis == "pp" else axis
         levels.append(
             [
-                {"label": f"{name} {group[-1]}", "from": at[0], "to": at[-1] + 1}
+                {
+                    "label": labels[group[-1]] if labels else f"{name} {group[-1]}",
+                    "from": at[0],
+                    "to": at[-1] + 1,
+                }
                 for group, at in groups.items()
             ]
         )
     return {
-        "title": " · ".join(f"{axis} {layout.sizes[axis]}" for axis in axes),
+        "title": " · ".join(f"{axis} {sizes[axis]}" for axis in axes),
         "ranks": ranks,
         "levels": levels,
         "stages": {str(rank): layout.stage(rank) for rank in ranks if "pp" in axes},

@@ -16,6 +16,7 @@ from rankscope.store.arrays import Ints
 from rankscope.text.names import shorten_names
 from rankscope.viewer.answers import Answer, integer
 from rankscope.viewer.session import Session
+from rankscope.viewer.slices import BRIEF
 
 _MOST_NAMES = 100
 _NAME_WIDTH = 44
@@ -57,11 +58,7 @@ def find(session: Session, query: dict[str, str]) -> Answer:
         return {"found": None, "count": len(hits)}
     _, rank, segment, id = hits[at].tolist()
     with session.drawing() as run:
-        (row,) = run.records(
-            "SELECT rank, segment, id, track, depth, name, category, start_ns, dur_ns FROM slices "
-            "WHERE rank = ? AND segment = ? AND id = ?",
-            [rank, segment, id],
-        )
+        (row,) = run.records(f"{BRIEF} AND id = ?", [rank, segment, id])
     return {"found": row, "place": at + 1, "count": len(hits)}
 
 

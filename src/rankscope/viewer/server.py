@@ -29,6 +29,7 @@ from rankscope.viewer.answers import (
     json_bytes,
     pack,
 )
+from rankscope.viewer.dropped import Dropped
 from rankscope.viewer.listener import Listener
 from rankscope.viewer.static_files import static_files
 
@@ -48,7 +49,9 @@ _OF_LOGIN = ("/js/login.js", "/style.css", "/icon.svg")
 """What the page that asks for the token is made of."""
 _COMPRESS_FROM = 4096
 """Bytes; smaller answers are sent as they are."""
-WRITING = frozenset({"keep-marks", "move", "capture"})
+_DROP = "drop"
+"""The route of a file that is dropped onto the page: the only one with a body, and there with `view --drop` alone."""
+WRITING = frozenset({"keep-marks", "move", "capture", _DROP, "open-dropped"})
 """Routes that change something: no link, image or form of another page can ask for them."""
 _MOST_THREADS = 16
 """Routes that run at once; most wait for the database, and tiles must not wait for those."""
@@ -60,10 +63,17 @@ _SQL_THREADS = 2
 class Server(Listener):
     """Serves the page and the routes to clients that send the token."""
 
-    def __init__(self, address: Address, routes: Mapping[str, Route], tunnel: int | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        routes: Mapping[str, Route],
+        tunnel: int | None = None,
+        dropped: Dropped | None = None,
+    ) -> None:
         """`tunnel`: the port at the far end of an ssh tunnel, which browsers there send in the Host header."""
-        super().__init__(self._app, address)
-        self.routes = routes
+        super().__init__(self._app, address, f"/api/{_DROP}" if dropped else "")
+        self._dropped = dropped
+        self.routes = {**routes, "open-dropped": dropped.open} if dropped else routes
         self.busy = 0
         """Routes that are running; their threads outlive a stop."""
         self._threads = ThreadPoolExecutor(_MOST_THREADS)
@@ -75,6 +85,8 @@ class Server(Listener):
         request = Request(scope, receive)
         response = await self._answer(request)
         response.headers.update(_HEADERS)
+        if response.status_code != 200:  # the rest of its body is not read
+            response.headers["Connection"] = "close"
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -102,7 +114,11 @@ class Server(Listener):
         is_link = path in _PAGES and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_link:
             return _error(403, "another site sent this request", "Use the address that rankscope printed.")
-        given = query.get("token") or headers.get("x-rankscope-token") or self._from_cookie(headers)
+        given = (
+            query.get("token")
+            or headers.get("x-rankscope-token")
+            or cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
+        )
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self.address.token.encode()):
             if path in _PAGES:
                 return self._file("login.html", 401)
@@ -116,10 +132,11 @@ class Server(Listener):
             return _error(405, f"{request.method} is not allowed", f"Only {allowed[0]} is.", more=more)
         return None
 
-    def _from_cookie(self, headers: Mapping[str, str]) -> str:
-        return cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
-
     async def _api(self, request: Request, name: str, query: dict[str, str]) -> Response:
+        if name == _DROP and self._dropped:
+            taking = asyncio.ensure_future(self._dropped.take(request, query))
+            await asyncio.wait([taking])
+            return _respond(name, lambda query: taking.result(), query, True)
         route = self.routes.get(name.removesuffix(".json"))
         if route is None:
             return _error(404, f"there is no /api/{name}", "See /api/index.")

@@ -60,6 +60,9 @@ class Activity:
 class Session:
     """One run, open for a browser. Tiles read arrays and run concurrently; SQL runs one query at a time."""
 
+    is_dropped = False
+    """It is in a temporary folder: nothing is kept beside it, and nobody else has it at its path."""
+
     def __init__(self, run: Run, title: str, drawn: Run | None = None, path: Path | None = None) -> None:
         self.run = run
         self.drawn = drawn or run

@@ -27,6 +27,7 @@ from rankscope.viewer.answers import Route, json_bytes, window_of
 from rankscope.viewer.collectives import COMMUNICATION, communication
 from rankscope.viewer.lanes import with_families
 from rankscope.viewer.session import ACTIVITIES, Session
+from rankscope.viewer.slices import REFERENCES
 from rankscope.viewer.static_files import static_files
 
 MOST_SLICES = 100_000
@@ -42,7 +43,6 @@ _REPORTS = (
     "memory.allocators",
 )
 _REPORT_ROWS = "200"
-_REFERENCES = ("launch", "op", "python", "module", "parent")
 _CSP = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
@@ -215,7 +215,7 @@ def _slices(session: Session, window: Window) -> dict[str, Any]:
     }
     for name in ("id", "start_ns"):
         columns[name] = np.diff(np.array([row[name] for row in rows], dtype=np.int64), prepend=0).tolist()
-    for name in _REFERENCES:
+    for name in REFERENCES:
         columns[name] = [None if row.get(name) is None else row["id"] - row[name] for row in rows]
     columns["on_device"] = [int(row.get("on_device", False)) for row in rows]
     columns["args"] = [json.loads(row["args"]) if row.get("args") else None for row in rows]

@@ -13,10 +13,12 @@ from rankscope.viewer.session import Session
 
 _BINS = 32
 _MOST_FLOWS = 400
-_BRIEF = (
-    "SELECT id, name, category, start_ns, dur_ns, track, depth FROM slices WHERE rank = ? AND segment = ?"
+BRIEF = (
+    "SELECT rank, segment, id, track, depth, name, category, start_ns, dur_ns FROM slices "
+    "WHERE rank = ? AND segment = ?"
 )
-_REFERENCES = ("launch", "op", "python", "module", "parent")
+"""What leads to a slice."""
+REFERENCES = ("launch", "op", "python", "module", "parent")
 
 
 def slice(session: Session, query: dict[str, str]) -> Answer:
@@ -33,8 +35,8 @@ def slice(session: Session, query: dict[str, str]) -> Answer:
             [*key[:2], slice["track"]],
         )
         related = {
-            name: run.records(f"{_BRIEF} AND id = ?", [*key[:2], slice[name]])
-            for name in _REFERENCES
+            name: run.records(f"{BRIEF} AND id = ?", [*key[:2], slice[name]])
+            for name in REFERENCES
             if slice[name] is not None
         }
         links = run.records(
@@ -43,7 +45,7 @@ def slice(session: Session, query: dict[str, str]) -> Answer:
             [*key[:2], key[2], key[2]],
         )
         launched = run.records(
-            f"{_BRIEF} AND id <> ? AND (launch = ? OR (op = ? AND device IS NOT NULL)) ORDER BY start_ns LIMIT 20",
+            f"{BRIEF} AND id <> ? AND (launch = ? OR (op = ? AND device IS NOT NULL)) ORDER BY start_ns LIMIT 20",
             [*key, key[2], key[2]],
         )
         steps = run.rows(
@@ -100,17 +102,8 @@ def neighbour(session: Session, query: dict[str, str]) -> Answer:
     lane = next((row for row in lanes.lanes.tolist() if row[2] <= at < row[3]), None)
     if at < 0 or lane is None or not lane[2] <= other < lane[3]:
         return {"found": None}
-    shift = session.drawn.shift_ns(session.entry(rank, segment))
-    neighbour = {
-        "rank": rank,
-        "segment": segment,
-        "id": int(lanes.id[other]),
-        "track": lane[0],
-        "depth": lane[1],
-        "name": lanes.names[lanes.name[other]],
-        "start_ns": int(lanes.start[other]) + shift,
-        "dur_ns": int(lanes.duration[other]),
-    }
+    with session.drawing() as run:
+        (neighbour,) = run.records(f"{BRIEF} AND id = ?", [rank, segment, int(lanes.id[other])])
     return {"found": neighbour}
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope import units
 from rankscope.errors import NotATraceError, RankscopeError, UsageError
 from rankscope.text.json_values import plain
-from rankscope.viewer.address import ViewLink
+from rankscope.viewer.address import MOST_DROPPED, ViewLink
 from rankscope.viewer.answers import Answer, NotReadyError, Route
 
 if TYPE_CHECKING:
@@ -59,27 +59,48 @@ class Opening:
         mix: bool = False,
         quiet: bool = False,
     ) -> None:
+        """Without runs it waits for what is dropped onto the page."""
         self._runs, self._options, self._say, self._mix = runs, options, say, mix
         self._quiet = quiet
-        self._read: dict[Path, int] = {}
-        self._total = self._files = 0
-        self._times: list[float] = []
-        """When reading began, when all files were read, and when their events were linked: ends of phases."""
+        self.takes_drops = not runs
+        self._state = "waiting" if self.takes_drops else "reading"
+        """Or "open", "failed", or "telemetry": the folder of a job that is watched, without a trace. It
+        changes last: a page asks at any moment."""
         self._started = 0.0
-        self._state = "reading"
-        """Or "open", "failed", or "telemetry": the folder of a job that is watched, without a trace. It changes last:
-        a page asks at any moment."""
-        self._error: RankscopeError | None = None
         self._sessions: list[Session] = []
-        self._routes: dict[str, dict[str, Route]] = {}
         self._make_raw: Callable[[], dict[str, Route]]
         self._making = threading.Lock()
         self._done = threading.Event()
         self._link = ViewLink()
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is known of the runs."""
+        self.close()
+        self._sessions = []
+        self._read: dict[Path, int] = {}
+        self._total = self._files = 0
+        self._times: list[float] = []
+        """When reading began, when all files were read, and when their events were linked: ends of phases."""
+        self._error: RankscopeError | None = None
+        self._routes: dict[str, dict[str, Route]] = {}
 
     def start(self) -> None:
+        self._done.clear()
+        self._state = "reading"
         self._started = time.monotonic()
         threading.Thread(target=self._open, daemon=True).start()
+
+    def show(self, run: Path) -> None:
+        """Open a run that was dropped, in place of the one before."""
+        with self._making:
+            if self._state == "reading":
+                raise UsageError(
+                    "a run is being read", why="One is opened at a time.", hint="Drop it again in a moment."
+                )
+            self._forget()
+            self._runs = [run]
+            self.start()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether opening has ended, successfully or not."""
@@ -87,8 +108,8 @@ class Opening:
 
     @property
     def has_failed(self) -> bool:
-        """There is nothing to show."""
-        return self._state == "failed"
+        """There is nothing to show, and nothing will come."""
+        return self._state == "failed" and not self.takes_drops
 
     def close(self) -> None:
         for session in self._sessions:
@@ -130,7 +151,7 @@ class Opening:
         from rankscope.watch.rings import has_telemetry
 
         try:
-            return has_telemetry(self._runs[-1])
+            return bool(self._runs) and has_telemetry(self._runs[-1])
         except (OSError, RankscopeError):
             return False
 
@@ -146,6 +167,7 @@ class Opening:
         for run, path in zip(runs, self._runs, strict=True):
             drawn = run.with_options(prefer=ALL_TOOLS) if run.unused_segments else run
             sessions.append(Session(run, path.resolve().name, drawn, path))
+            sessions[-1].is_dropped = self.takes_drops
         self._sessions += sessions
         if len(sessions) == 1:
             return routes_of(sessions[0])
@@ -197,15 +219,22 @@ class Opening:
         routes |= {
             "state": lambda query: self.state(again="again" in query),
             "index": lambda query: {"routes": sorted(routes)},
-            "watch": lambda query: _watch(self._runs[-1]),
-            "capture": lambda query: _capture(self._runs[-1]),
+            "watch": lambda query: _watch(self._last_run),
+            "capture": lambda query: _capture(self._last_run),
             "place": lambda query: self._link.to_dict(),
             "move": lambda query: self.move(query["link"]),
         }
         return routes
 
+    @property
+    def _last_run(self) -> Path:
+        if not self._runs:
+            raise UsageError("no run is open", hint="Drop a trace onto the page, or a folder with traces.")
+        return self._runs[-1]
+
     def _route(self, name: str) -> Route:
         def answer(query: dict[str, str]) -> Answer:
+            self._last_run  # noqa: B018 - there must be one
             if self._state == "reading":
                 raise NotReadyError("the run is still being read", hint="/api/state has the progress.")
             if self._state != "open" and self._error:
@@ -228,12 +257,11 @@ class Opening:
         """`again`: look for traces that a job has written since its telemetry is shown."""
         with self._making:
             if again and self._state == "telemetry" and self._done.is_set():
-                self._done.clear()
-                self._state = "reading"
                 self.start()
         state: dict[str, Any] = {"state": self._state}
         if state["state"] == "failed" and (error := self._error):
-            state |= {"error": error.message, "why": error.why, "hint": error.hint}
+            folder = f"{self._runs[0].parent}/" if self.takes_drops else ""  # of the server alone
+            state |= {"error": error.message.replace(folder, ""), "why": error.why, "hint": error.hint}
         elif state["state"] == "reading":
             state |= {
                 "read_bytes": sum(self._read.values()),
@@ -241,7 +269,13 @@ class Opening:
                 "count": self._files,
             }
         title = " and ".join(path.resolve().name for path in self._runs)
-        return {**state, "title": title, "phases": self._phases(), "telemetry": self._has_telemetry}
+        return {
+            **state,
+            "title": title,
+            "phases": self._phases(),
+            "telemetry": self._has_telemetry,
+            "drops": MOST_DROPPED if self.takes_drops else 0,
+        }
 
     def _phases(self) -> list[dict[str, Any]]:
         """Those that have begun, with the seconds that they have taken; none where the store had everything.

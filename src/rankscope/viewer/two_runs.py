@@ -87,6 +87,7 @@ def _run(first: Any, second: Any) -> Answer:
     return {
         **first,
         "title": f"{first['title']} and {second['title']}",
+        "places": [*first["places"], *second["places"]],
         "titles": [first["title"], second["title"]],
         "second_steps": second["steps"],
         "ranks": [*first["ranks"], *(rank + SECOND for rank in second["ranks"])],

@@ -5,7 +5,7 @@ import test from "node:test";
 
 const js = new URL("../../../src/rankscope/viewer/static/js/", import.meta.url);
 const { cut, moment, quantity, ticks, time } = await import(new URL("format.js", js));
-const { clamp, isFolded, named, ordered, rankName, rowsOf, stepAt, toggleFold, visible, zoomed } = await import(new URL("layout.js", js));
+const { clamp, groupsOf, isFolded, named, ordered, rankName, rowsOf, stepAt, toggleFold, visible, zoomed } = await import(new URL("layout.js", js));
 const { Axis } = await import(new URL("axis.js", js));
 const { indicesOf, levelOf, Tiles } = await import(new URL("tiles.js", js));
 const { decode, encode, EMPTY } = await import(new URL("state.js", js));
@@ -19,6 +19,19 @@ test("one long step does not flatten the others", () => {
   const drawn = bars([100, null, 100, 1000, 50]);
   assert.deepEqual(drawn.map((bar) => [bar.x, bar.height, bar.long]), [[0, 45, false], [20, 45, false], [30, 90, true], [40, 22.5, false]]);
   assert.deepEqual(bars([]), []);
+});
+
+test("many ranks stand in groups that expand", () => {
+  const ranks = Array.from({ length: 40 }, (_, at) => at);
+  const grid = { ranks: [...ranks].reverse(), levels: [[{ label: "stage 0", from: 0, to: 30 }, { label: "stage 1", from: 30, to: 40 }]] };
+  const groups = groupsOf({ ranks, grid });
+  assert.deepEqual(groups.map(({ label, ranks: own }) => [label, own.length, own[0]]), [["stage 0", 30, 39], ["stage 1", 10, 9]]);
+  assert.deepEqual(groupsOf({ ranks: ranks.slice(0, 32), grid }), []); // few, or not all of the grid, as in a shared file
+  assert.deepEqual(groupsOf({ ranks }), []); // not known yet
+  const rows = (folds) => rowsOf({ ranks, open: new Set(), pinned: [], pins: [], folds, filter: "", tracks: new Map(), counters: new Map(), groups, apart: new Set([7]) }).rows
+    .map((row) => (row.type === "ranks" ? row.label : row.rank));
+  assert.deepEqual(rows(["ranks"]), [7, "stage 0", "stage 1"]);
+  assert.deepEqual(rows(["ranks", "1:ranks"]), [7, "stage 0", "stage 1", 9, 8, 6, 5, 4, 3, 2, 1, 0]);
 });
 
 test("times read as people write them", () => {

@@ -33,11 +33,11 @@ function address(name, query) {
   return `/api/${name}?${new URLSearchParams(words.map(([key, value]) => [key, String(value)]))}`;
 }
 
-/** @param {string} name @param {Record<string, any>} query @param {AbortSignal} [signal] @param {string} [method] */
-async function ask(name, query, signal, method) {
+/** @param {string} name @param {Record<string, any>} query @param {AbortSignal} [signal] @param {string} [method] @param {Blob} [body] */
+async function ask(name, query, signal, method, body) {
   let response;
   try {
-    response = await fetch(address(name, query), { signal, method });
+    response = await fetch(address(name, query), { signal, method, body });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new ServerError("The rankscope server does not answer.", "It was stopped, or the ssh tunnel is closed.", "Start it again and reload the page.");
@@ -55,9 +55,9 @@ export async function json(name, query = {}, signal) {
   return (await ask(name, query, signal)).json();
 }
 
-/** A request that writes a file beside the run. @param {string} name @param {Record<string, any>} query @returns {Promise<any>} */
-export async function write(name, query) {
-  return (await ask(name, query, undefined, "POST")).json();
+/** A request that writes a file. @param {string} name @param {Record<string, any>} query @param {Blob} [body] @returns {Promise<any>} */
+export async function write(name, query, body) {
+  return (await ask(name, query, undefined, "POST", body)).json();
 }
 
 /** A document to keep. @param {string} name @param {Record<string, any>} query @returns {Promise<Blob>} */

@@ -4,7 +4,7 @@ import { json, show } from "./api.js";
 import { byId, announce } from "./dom.js";
 import { time } from "./format.js";
 import { Axis } from "./axis.js";
-import { GROUPS, SECOND, clamp, isFolded, naming, ordered, toggleFold, trackKey } from "./layout.js";
+import { GROUPS, RANKS, SECOND, clamp, isFolded, groupsOf, naming, ordered, toggleFold, trackKey } from "./layout.js";
 import { Marks } from "./marks.js";
 import { Overview } from "./overview.js";
 import { readPalette } from "./palette.js";
@@ -14,7 +14,7 @@ import { EMPTY } from "./state.js";
 import { LEAST_SHOWN, Timeline, sliceNumber } from "./timeline.js";
 import { drawTwin } from "./twin.js";
 
-/** @typedef {{ title: string, path: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
+/** @typedef {{ title: string, path: string, places: string[], ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
  *   titles?: string[], ends_ns?: number[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
  *   grid?: { title: string, ranks: number[], levels: { label: string, from: number, to: number }[][], stages: Record<string, number> },
  *   opens_on: Partial<import("./state.js").View> | null,
@@ -62,6 +62,7 @@ export class App {
     store.listen((view, changed) => {
       const order = ["finding", "sort", "pinned"].some((name) => changed.has(name));
       if (changed.has("finding")) this.setScene();
+      if (!view.slice) this.timeline.forget();
       if (changed.has("open") || changed.has("pins")) this.timeline.loadTracks();
       if (order) this.overview.draw();
       else if (changed.has("begin") || changed.has("end")) this.overview.drawBrush();
@@ -82,6 +83,14 @@ export class App {
   /** A single rank: it is always expanded, with its host. */
   get isAlone() {
     return this.run.ranks.length === 1;
+  }
+
+  /** The groups that the tracks of many ranks are listed in, and the ranks that stand before them. */
+  get rankGroups() {
+    const { open, pinned, sort, slice } = this.store.view;
+    const { ranks = [], peers = [] } = this.scene ?? {};
+    const apart = new Set([...ranks, ...peers, ...(this.timeline?.peers?.beside ?? []), ...open, ...pinned, ...(slice ? [slice.rank] : [])]);
+    return { groups: sort === "rank" ? groupsOf(this.run) : [], apart };
   }
 
   /** Ranks in the order of the map: those of a stage or group side by side. */
@@ -173,12 +182,9 @@ export class App {
     const finding = this.findings[at];
     /** @type {Scene} */
     const scene = finding.scene;
-    this.timeline.peers = null;
-    this.timeline.arrows = [];
-    this.timeline.flows = [];
     this.store.set({
       finding: at, begin: scene.begin_ns, end: scene.end_ns, open: scene.ranks, slice: null, area: null, tab: this.run.titles ? "diff" : "findings", filter: "",
-      folds: GROUPS.filter((group) => !scene.groups.includes(group) && !(group === "host" && this.isAlone)),
+      folds: [...GROUPS.filter((group) => !scene.groups.includes(group) && !(group === "host" && this.isAlone)), RANKS],
     }, how);
     this.timeline.box.scrollTop = 0;
     await this.timeline.loadTracks();
@@ -199,9 +205,6 @@ export class App {
   /** Everything: all ranks over the whole run. */
   home() {
     const { begin_ns: begin, end_ns: end } = this.run;
-    this.timeline.peers = null;
-    this.timeline.arrows = [];
-    this.timeline.flows = [];
     this.store.set({ begin, end, open: this.isAlone ? this.run.ranks : [], finding: -1, slice: null, area: null, filter: "", folds: EMPTY.folds }, { history: true });
     announce(`all ranks, whole run, ${time(end - begin)}`);
   }
@@ -267,8 +270,13 @@ export class App {
   /** Show a time range.
    * @param {number} begin @param {number} end @param {{ history?: boolean }} [how] */
   show(begin, end, how) {
-    const [from, to] = clamp(begin, end, this.run.begin_ns, this.run.end_ns);
-    this.store.set({ begin: Math.round(from), end: Math.round(to) }, how); // the URL holds whole ns
+    this.store.set(this.window(begin, end), how);
+  }
+
+  /** A time range inside the run, in whole ns, as the address holds them. @param {number} begin @param {number} end */
+  window(begin, end) {
+    const [from, to] = clamp(begin, end, this.run.begin_ns, this.run.end_ns).map(Math.round);
+    return { begin: from, end: to };
   }
 
   fit() {
@@ -298,12 +306,11 @@ export class App {
     const { begin, end, open } = this.store.view;
     const place = this.placeOf(slice) ?? begin;
     const inside = place >= begin && place + slice.dur_ns <= end && slice.dur_ns > (end - begin) * LEAST_SHOWN;
-    if (how.zoom || !inside) {
-      const margin = Math.max(slice.dur_ns * 4, 1000);
-      this.show(place - margin, place + slice.dur_ns + margin, { history: true });
-    }
-    if (!open.includes(slice.rank)) this.store.set({ open: [...open, slice.rank] });
-    this.store.set({ slice: { rank: slice.rank, segment: slice.segment, id: slice.id }, tab: how.stay ? this.panels.tab : this.panels.tabOfSlice }, { history: true });
+    const margin = Math.max(slice.dur_ns * 4, 1000);
+    this.store.set({
+      ...(how.zoom || !inside ? this.window(place - margin, place + slice.dur_ns + margin) : {}), ...(open.includes(slice.rank) ? {} : { open: [...open, slice.rank] }),
+      slice: { rank: slice.rank, segment: slice.segment, id: slice.id }, tab: how.stay ? this.panels.tab : this.panels.tabOfSlice,
+    }, { history: true });
     this.panels.slice = slice; // keys that are pressed before its details arrive apply to it
     await this.timeline.loadTracks();
     this.unfold(slice.rank, slice);
@@ -321,7 +328,7 @@ export class App {
 
   /** @param {[number, number] | null} area */
   choose(area) {
-    this.store.set({ area, ...(area ? { slice: null, tab: this.panels.tabOfArea } : { box: [] }) }, { history: Boolean(area) });
+    this.store.set({ area, ...(area ? { slice: null, tab: this.panels.tabOfArea } : { box: [] }) });
   }
 
   /** @param {string} theme */

@@ -3,7 +3,7 @@
 import { json, show } from "./api.js";
 import { byId, fill, h, announce } from "./dom.js";
 import { time } from "./format.js";
-import { AXIS, GUTTER, trackKey, zoomed } from "./layout.js";
+import { AXIS, GUTTER, RANKS, trackKey, zoomed } from "./layout.js";
 
 const HELP = [
   ["W / S", "zoom in / out (also + / -, Ctrl + wheel, pinch)"],
@@ -64,7 +64,7 @@ const ACTIONS = {
   r: (app) => fromStep(app),
   t: (app) => app.toggleTheme(),
   Home: (app) => app.home(),
-  o: (app) => app.toggle(currentRank(app)),
+  o: (app) => expand(app),
   k: (app, event) => pin(app, event.shiftKey),
   g: (app) => flows(app),
   m: (app, event) => (event.shiftKey ? app.marks.open() : app.marks.add()),
@@ -99,7 +99,15 @@ function pan(app, share) {
 
 /** @param {import("./app.js").App} app */
 function currentRank(app) {
-  return app.store.view.slice?.rank ?? rowUnderPointer(app)?.rank ?? app.ranks[0];
+  const row = rowUnderPointer(app);
+  return app.store.view.slice?.rank ?? (row && row.type !== "ranks" ? row.rank : app.ranks[0]);
+}
+
+/** @param {import("./app.js").App} app */
+function expand(app) {
+  const row = rowUnderPointer(app);
+  if (row?.type === "ranks") app.fold(RANKS, row.number);
+  else app.toggle(currentRank(app));
 }
 
 /** The row under the pointer; the first one where the pointer is elsewhere.
@@ -182,16 +190,13 @@ function escape(app, target) {
   app.search.walked = null;
   target.blur();
   if (!app.store.view.slice && !app.store.view.area) return;
-  app.timeline.arrows = [];
-  app.timeline.flows = [];
-  app.timeline.peers = null;
   app.store.set({ slice: null, area: null, box: [] }, { history: true });
 }
 
 export function help() {
   const dialog = /** @type {HTMLDialogElement} */ (byId("help"));
   fill(dialog, h("h2", {}, "Keys"), h("dl", {}, HELP.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
-    h("p", { class: "quiet" }, "The address contains the state of the page: share it to show the same view."),
+    h("p", { class: "quiet" }, "Back and Forward go through zooms, selections and tabs. Share has the command that opens this view for a colleague."),
     h("button", { class: "plain", onclick: () => dialog.close() }, "Close"));
   dialog.showModal();
 }

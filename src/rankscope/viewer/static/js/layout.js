@@ -1,8 +1,10 @@
 // The rows of the timeline: ranks, and the tracks of expanded ranks in groups that fold. Pure, so that tests need no browser.
 
-export const GUTTER = 168;
+const isNarrow = (globalThis.innerWidth ?? 1000) <= 700; // a phone
+export const GUTTER = isNarrow ? 128 : 168;
+export const HAS_NOTES = !isNarrow; // at the left of the gutter, beside names
 export const RIGHT = 16; // free at the right of the map and of the tracks
-export const LABEL_CHARACTERS = 20; // of a track, in the gutter
+export const LABEL_CHARACTERS = isNarrow ? 15 : 20; // of a track, in the gutter
 export const AXIS = 26; // height, as of the rows below
 export const HEADER = 26;
 export const LANE = 20;
@@ -14,8 +16,12 @@ const MOST_LANES = 64;
 export const COMMUNICATION = { segment: 0, track: -1 }; // the track of a rank's collectives
 export const SECOND = 1e6; // added to rank numbers of the second run
 
+const MANY = 32; // ranks; more are listed by their groups
+
 /** Groups of tracks in drawing order. `more`: streams with next to nothing in them. */
 export const GROUPS = ["communication", "streams", "more", "clocks", "host", "counters"];
+
+export const RANKS = "ranks"; // the groups of many ranks fold like those of tracks: "2:ranks" is an exception of the third group
 
 export const naming = { first: "" }; // what stands before ranks of the first run, where there are two
 
@@ -37,9 +43,11 @@ export function rankNumber(rank) {
  * @typedef {{ type: "counter", rank: number, counter: Counter, group: string, first: boolean, y: number, height: number }} CounterRow
  * @typedef {{ type: "track", rank: number, track: Track, group: string, first: boolean, pinned: boolean, y: number, height: number, lanes: number }} TrackRow
  *   first: of its group, so that the handle to fold the group is here
- * @typedef {RankRow | GroupRow | CounterRow | TrackRow} Row
+ * @typedef {{ label: string, ranks: number[] }} RankGroup
+ * @typedef {{ type: "ranks", rank: number, number: number, label: string, ranks: number[], open: boolean, y: number, height: number }} RanksRow rank: -1 - number, which no rank has
+ * @typedef {RankRow | RanksRow | GroupRow | CounterRow | TrackRow} Row
  * @typedef {{ ranks: number[], open: Set<number>, pinned: number[], pins: string[], folds: string[], filter: string,
- *   tracks: Map<number, Track[]>, counters: Map<number, Counter[]>, depths?: Map<string, number> }} Shown depths: rows of tracks that are drawn, where not all are */
+ *   tracks: Map<number, Track[]>, counters: Map<number, Counter[]>, depths?: Map<string, number>, groups?: RankGroup[], apart?: Set<number> }} Shown apart: ranks that stand before the groups. depths: rows of tracks that are drawn, where not all are */
 
 /** Ranks in display order: pinned ones, those of a finding, then the rest. Of two runs, equal ranks are neighbours.
  * @param {number[]} ranks @param {number[]} pinned @param {Map<number, number> | null} order value to sort by, largest first
@@ -85,6 +93,14 @@ export function named(filter, texts) {
   });
 }
 
+/** The outer groups of many ranks, in the order of the map; none of few ranks.
+ * @param {{ ranks: number[], grid?: { ranks: number[], levels: { label: string, from: number, to: number }[][] } }} run @returns {RankGroup[]} */
+export function groupsOf({ ranks, grid }) {
+  const groups = grid?.levels[0] ?? [];
+  if (ranks.length <= MANY || groups.length < 2 || grid?.ranks.length !== ranks.length) return [];
+  return groups.map(({ label, from, to }) => ({ label, ranks: grid.ranks.slice(from, to) }));
+}
+
 /** The rows from top to bottom, and the pinned tracks, which stay above them.
  * @param {Shown} shown @returns {{ rows: Row[], height: number, pins: TrackRow[], pinsHeight: number }} */
 export function rowsOf(shown) {
@@ -97,9 +113,10 @@ export function rowsOf(shown) {
     rows.push({ ...row, y });
     y += row.height;
   };
-  for (const rank of ranks) {
+  /** @param {number} rank */
+  const addRank = (rank) => {
     add({ type: "rank", rank, height: HEADER, open: open.has(rank), pinned: pinned.includes(rank) });
-    if (!open.has(rank)) continue;
+    if (!open.has(rank)) return;
     const all = tracks.get(rank) ?? [];
     for (const group of GROUPS) {
       const ofValues = (counters.get(rank) ?? []).filter((counter) => counter.group === group);
@@ -111,7 +128,14 @@ export function rowsOf(shown) {
       else mine.forEach((row, at) => add({ ...row, first: at === 0 }));
     }
     y += GAP;
-  }
+  };
+  const { groups = [], apart } = shown;
+  ranks.filter((rank) => !groups.length || apart?.has(rank)).forEach(addRank);
+  groups.forEach((group, number) => {
+    const isOpen = !isFolded(shown.folds, number, RANKS);
+    add({ type: "ranks", rank: -1 - number, number, ...group, open: isOpen, height: HEADER });
+    if (isOpen) group.ranks.filter((rank) => !apart?.has(rank)).forEach(addRank);
+  });
   const pins = pinnedRows(shown);
   return { rows, height: y, pins, pinsHeight: pins.reduce((sum, row) => sum + row.height, 0) };
 }

@@ -2,6 +2,7 @@
 
 import { json, show, useFile } from "./api.js";
 import { byId, fill, h } from "./dom.js";
+import { drawDropZone, listenToDrops } from "./drop.js";
 import { Phases } from "./phases.js";
 
 const EVERY = 250; // ms
@@ -25,10 +26,12 @@ async function opened(phases) {
       location.replace("watch");
       await new Promise(() => {}); // asked again, a slow page would begin to load again and again
     }
+    listenToDrops(state.drops);
     phases.told(state);
     if (state.state === "open") return true;
-    if (state.state === "failed") {
-      fill(byId("verdict"), h("div", {}, h("h1", {}, state.error), h("p", {}, `${state.why} ${state.hint}`)));
+    if (state.state === "waiting" || state.state === "failed") {
+      fill(byId("verdict"), h("div", {}, h("h1", {}, state.error ?? "Drop a trace here"), h("p", {}, state.error ? `${state.why} ${state.hint}` : "One trace, those of all ranks, or a folder.")));
+      if (state.drops) drawDropZone();
       return false;
     }
   }

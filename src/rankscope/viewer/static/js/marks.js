@@ -36,9 +36,9 @@ export class Marks {
     document.body.append(this.dialog);
   }
 
-  /** @param {Mark[]} marks */
-  set(marks) {
-    this.app.store.set({ marks: [...marks].sort((a, b) => a.at - b.at) }, { history: true });
+  /** @param {Mark[]} marks @param {boolean} [history] */
+  set(marks, history = true) {
+    this.app.store.set({ marks: [...marks].sort((a, b) => a.at - b.at) }, { history });
   }
 
   /** Make a mark under the pointer, else at the selected slice, else in the middle; and ask for its name. */
@@ -92,16 +92,24 @@ export class Marks {
   async list(box, written) {
     const { files } = await json("marks");
     fill(box, written ? h("p", { role: "status" }, `Wrote ${written}`) : "", files.length ? h("h2", {}, "Beside the run") : "",
-      ...files.map((/** @type {any} */ file) => h("div", { class: "row" }, h("button", { class: "plain", onclick: () => { this.load(file.marks); } }, "Show"),
+      ...files.map((/** @type {any} */ file) => h("div", { class: "row" }, h("button", { class: "plain", onclick: () => { this.load(file.marks); this.open(); } }, "Show"),
         h("span", {}, `${file.marks.length} by ${file.by}, ${file.kept.slice(0, 16).replace("T", " ")} UTC`))));
   }
 
-  /** Add marks of a file to those that are shown. @param {{ at_ns: number, name: string }[]} marks */
-  load(marks) {
+  /** Add marks of a file to those that are shown. @param {{ at_ns: number, name: string }[]} marks @param {boolean} [history] */
+  load(marks, history = true) {
     const { marks: shown } = this.app.store.view;
     const fresh = marks.map(({ at_ns, name }) => ({ at: at_ns, name })).filter(({ at, name }) => !shown.some((mark) => mark.at === at && mark.name === name));
-    this.set([...shown, ...fresh]);
-    this.open();
+    this.set([...shown, ...fresh], history);
+  }
+
+  /** A page without a state in its address shows what was kept last beside the run. */
+  async showKept() {
+    const { files } = await json("marks");
+    const last = files[files.length - 1];
+    if (!last || this.app.store.view.marks.length) return;
+    this.load(last.marks, false);
+    announce(`${last.marks.length} marks by ${last.by}`);
   }
 
   /** @param {Mark} mark */

@@ -3,15 +3,17 @@
 
 import { columns, json, show } from "./api.js";
 import { byId } from "./dom.js";
-import { GUTTER, RIGHT, SECOND, rankName } from "./layout.js";
-import { MONO, hatch, paintShares } from "./palette.js";
+import { cut } from "./format.js";
+import { GUTTER, HAS_NOTES, RIGHT, SECOND, rankName } from "./layout.js";
+import { MONO, hatch, meanShares, paintShares } from "./palette.js";
 import { sharesOf } from "./timeline.js";
 
 const TOP = 16;
-const HEIGHT = 150; // of the rows of many ranks together, up to one pixel a rank
+const HEIGHT = 150; // of the rows of many ranks together: all are on the screen
 const LABELLED = 12; // height of rows with a name
 const RANKS_AT_A_TIME = 32;
-const BRACKETS = [62, 100]; // where those of a stage begin, and those of groups in it
+const BRACKETS = HAS_NOTES ? [62, 100] : [62]; // where those of a stage begin, and those of groups in it
+const BRACKET_CHARACTERS = 8;
 const LETTERS = 9; // height of a label
 
 export class Overview {
@@ -22,6 +24,8 @@ export class Overview {
     this.brush = byId("brush");
     /** @type {Map<number, import("./palette.js").Shares>} */
     this.rows = new Map();
+    /** @type {Map<number, import("./palette.js").Shares>} by the number of a group of ranks, their mean */
+    this.groups = new Map();
     this.columns = 1200;
     this.listen();
   }
@@ -38,6 +42,7 @@ export class Overview {
         const answer = await columns("overview", { begin: axis.begin, end: axis.last, width: this.columns, ranks: ranks.join(",") });
         ranks.forEach((rank, index) => this.rows.set(rank, axis.spread(sharesOf(answer, index), [axis.begin, axis.last], [axis.begin, axis.end], rank)));
         run.grid ??= await json("grid");
+        this.groups.clear();
         if (ranks.some((rank) => this.rows.get(rank)?.bubbles.length)) byId("bubble-key").hidden = false;
         this.draw();
       } catch (error) {
@@ -52,7 +57,7 @@ export class Overview {
 
   get rowHeight() {
     const count = this.app.run.ranks.length;
-    return count <= 8 ? 19 : Math.max(1, Math.floor(HEIGHT / count));
+    return count <= 8 ? 19 : count <= HEIGHT ? Math.floor(HEIGHT / count) : HEIGHT / count;
   }
 
   draw() {
@@ -71,13 +76,15 @@ export class Overview {
       const shares = this.rows.get(rank);
       if (shares) paintShares(pixels.subarray(index * this.columns, (index + 1) * this.columns), shares, app.palette, app.restOf(rank, app.run.begin_ns, app.run.end_ns, this.columns));
     });
-    g.drawImage(app.picture(image), 0, 0, this.columns, ranks.length, GUTTER, TOP, width, ranks.length * row);
+    const picture = app.picture(image);
+    g.imageSmoothingEnabled = row < 1; // a pixel is the mean of its ranks
+    g.drawImage(picture, 0, 0, this.columns, ranks.length, GUTTER, TOP, width, ranks.length * row);
     this.drawBubbles(g, ranks, row, width);
     g.fillStyle = app.palette.text.bg;
     const gap = row > 10 ? 2 : 1;
     if (row > 3) ranks.forEach((_, index) => g.fillRect(GUTTER, TOP + (index + 1) * row - gap, width, gap));
     this.drawGroups(g, ranks, row);
-    if (row < LABELLED) this.markHot(g, ranks, row);
+    if (row < LABELLED) this.markHot(g, ranks, row, (index, y, high) => g.drawImage(picture, 0, index, this.columns, 1, GUTTER, y, width, high));
     if (row < LABELLED && ranks !== app.run.grid?.ranks) {
       g.fillStyle = app.palette.text["ink-2"];
       g.textAlign = "right";
@@ -94,6 +101,13 @@ export class Overview {
         g.fillRect(GUTTER + (from / this.columns) * width, TOP + index * row, ((to - from) / this.columns) * width, row);
       }
     });
+  }
+
+  /** The mean of the ranks of a group that have arrived. @param {number} at @param {number[]} ranks */
+  meanOf(at, ranks) {
+    const rows = ranks.flatMap((rank) => this.rows.get(rank) ?? []);
+    if (!this.groups.has(at) && rows.length) this.groups.set(at, meanShares(rows));
+    return this.groups.get(at);
   }
 
   /** Brackets around the ranks of a stage, and of a group inside it; where they stand side by side.
@@ -119,7 +133,7 @@ export class Overview {
         const middle = (top + bottom) / 2 + 4;
         if (!named || middle - LETTERS < free) continue;
         g.fillStyle = text["ink-2"];
-        g.fillText(label, x - 4, middle);
+        g.fillText(cut(label, BRACKET_CHARACTERS), x - 4, middle);
         free = middle + 1;
       }
     });
@@ -135,14 +149,15 @@ export class Overview {
   }
 
   /** Of many ranks, those of the shown finding have a mark and a name.
-   * @param {CanvasRenderingContext2D} g @param {number[]} ranks @param {number} row */
-  markHot(g, ranks, row) {
+   * @param {CanvasRenderingContext2D} g @param {number[]} ranks @param {number} row @param {(index: number, y: number, high: number) => void} drawAgain */
+  markHot(g, ranks, row, drawAgain) {
     g.fillStyle = this.app.blame;
     g.textAlign = "right";
     ranks.forEach((rank, index) => {
       if (!this.app.isHot(rank)) return;
       const y = TOP + index * row;
-      g.fillRect(GUTTER - 8, y, 6, Math.max(row - 1, 2));
+      if (row < 3) drawAgain(index, Math.round(y), 3); // not mixed with its neighbours
+      g.fillRect(GUTTER - 8, y, 6, Math.max(row - 1, 3));
       if (y > TOP + 18 || this.app.run.grid) g.fillText(rankName(rank), GUTTER - 12, y + 4);
     });
   }

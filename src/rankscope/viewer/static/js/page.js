@@ -20,9 +20,9 @@ import { loadVerdict } from "./verdict.js";
 async function open(app, finding) {
   const { run } = app;
   const at = app.findings[finding] ? finding : app.firstProblem;
-  if (run.titles && !app.findings.length) app.store.set({ tab: "diff" });
+  if (run.titles && !app.findings.length) app.store.set({ tab: "diff" }, { history: false });
   else if (run.opens_on && finding < 0) return;
-  else if (at >= 0) await app.showFinding(at, {});
+  else if (at >= 0) await app.showFinding(at, { history: false });
   else app.store.set({ open: app.ranks.slice(0, 1) });
 }
 
@@ -51,7 +51,7 @@ export async function startPage(phases) {
   listenToMarks(app);
   listenToShare(app);
   listenToTrackTools(app);
-  window.addEventListener("popstate", () => app.store.set({ ...EMPTY, begin: run.begin_ns, end: run.end_ns, ...decode(location.hash) }));
+  window.addEventListener("popstate", () => app.store.back({ begin: run.begin_ns, end: run.end_ns }));
   listenToMoves((link) => {
     const wanted = decode(link);
     if (namesFinding(wanted)) app.showFinding(wanted.finding ?? 0).catch(show);
@@ -69,8 +69,9 @@ export async function startPage(phases) {
   await tracks;
   if (run.opens_on) await app.panels.draw(); // the page is about it
   else app.panels.changed(new Set(["tab"]));
-  await Promise.all([map, drawn, phases.during("findings", app.loadFindings())]);
+  await Promise.all([map, drawn, phases.during("findings", map.then(() => app.loadFindings()))]);
   if (fresh && app.store.view === untouched) await open(app, requested.finding ?? -1);
   await loadVerdict(app);
+  if (fresh) app.marks.showKept().catch(show);
   document.body.dataset.ready = "true";
 }

@@ -82,6 +82,14 @@ export function paintShares(pixels, { compute, comm, wait, copy, unrecorded }, p
   }
 }
 
+/** The mean of several ranks. @param {Shares[]} rows @returns {Shares} */
+export function meanShares(rows) {
+  const mean = (/** @type {"compute" | "comm" | "wait" | "copy" | "bubble" | "unrecorded"} */ name) =>
+    rows[0][name].map((_, at) => rows.reduce((sum, row) => sum + row[name][at], 0) / rows.length);
+  const bubble = mean("bubble");
+  return { compute: mean("compute"), comm: mean("comm"), wait: mean("wait"), copy: mean("copy"), bubble, unrecorded: mean("unrecorded"), bubbles: stretches(bubble) };
+}
+
 const HATCHED = 63; // of 255: where a rank waits for stages that compute with short pauses, it is a bubble half of the time
 
 /** Neighbouring columns that have enough of a class. @param {Uint8Array} share of 255 @returns {[number, number][]} from and to */

@@ -2,7 +2,7 @@
 
 import { byId, fill, h } from "./dom.js";
 import { time } from "./format.js";
-import { GUTTER, rankName, trackKey, zoomed } from "./layout.js";
+import { GUTTER, RANKS, rankName, trackKey, zoomed } from "./layout.js";
 
 const DRAG_PIXELS = 4;
 const BOX_PIXELS = 14; // up or down: the drag is about the tracks that it touches
@@ -55,6 +55,7 @@ export function listenToPointer(app) {
     if (moved) return panned ? undefined : app.choose(app.store.view.area);
     return click(app, event);
   });
+  canvas.addEventListener("pointercancel", () => { down = null; }); // a finger that scrolls
   canvas.addEventListener("pointerleave", () => {
     app.pointerTime = app.pointer = undefined;
     hide();
@@ -82,6 +83,7 @@ export function listenToPointer(app) {
 function actionAt(app, event) {
   const { row, hit } = app.timeline.at(event.offsetX, event.offsetY);
   if (!row || hit) return null;
+  if (row.type === "ranks") return { text: `${row.open ? "fold" : "show"} the ${row.ranks.length} ranks of ${row.label}; the strip is their mean`, act: () => app.fold(RANKS, row.number) };
   if (row.type === "rank") return { text: `${row.open ? "collapse" : "expand"} ${rankName(row.rank)}`, act: () => app.toggle(row.rank) };
   const all = event.shiftKey ? "of all ranks" : `of ${rankName(row.rank)} (Shift: of all ranks)`;
   const rank = event.shiftKey ? undefined : row.rank;
@@ -102,7 +104,9 @@ function click(app, event) {
   if (!hit) return app.store.set({ area: null, box: [], slice: null });
   const { rank, segment, id } = hit;
   app.search.walked = null;
-  return app.store.set({ slice: { rank, segment, id }, area: null, box: [], tab: app.panels.tabOfSlice }, { history: true });
+  app.store.set({ slice: { rank, segment, id }, area: null, box: [], tab: app.panels.tabOfSlice }, { history: true });
+  app.panels.slice = { rank, segment, id, track: hit.track, depth: hit.row, name: hit.name, start_ns: app.axis.back(hit.start, rank), dur_ns: hit.duration }; // until its details are here
+  return undefined;
 }
 
 /** @param {import("./app.js").App} app @param {import("./timeline.js").Hit} hit */
@@ -114,10 +118,10 @@ function whenOf({ timeline, axis }, { start, rank }) {
 /** @param {import("./app.js").App} app @param {PointerEvent} event */
 function tooltip(app, event) {
   const box = byId("tooltip");
-  const { hit } = app.timeline.at(event.offsetX, event.offsetY);
+  const { hit, row } = app.timeline.at(event.offsetX, event.offsetY);
   const action = actionAt(app, event);
   app.timeline.canvas.style.cursor = hit || action ? "pointer" : "default";
-  box.hidden = !hit && !(action && event.offsetX < GUTTER);
+  box.hidden = !hit && !(action && (event.offsetX < GUTTER || row?.type === "ranks"));
   if (box.hidden) return;
   if (!hit) fill(box, h("span", {}, action?.text));
   else fill(box, h("b", {}, hit.name), h("span", {}, `${time(hit.duration)} at ${whenOf(app, hit)}${hit.count > 1 ? ` · longest of ${hit.count} slices in this pixel` : ""}`));

@@ -12,10 +12,13 @@ import { marksFrom, marksText } from "./marks.js";
 
 const WORDS = /** @type {const} */ (["tab", "report", "by", "sort", "sql", "theme", "filter", "clocks", "axis", "dock"]);
 
+const MOVES = /** @type {(keyof View)[]} */ (["begin", "end", "slice", "area", "tab"]);
+const RESTED = 400; // ms
+
 /** @type {View} */
 export const EMPTY = {
   begin: 0, end: 0, open: [], pinned: [], slice: null, area: null, tab: "findings", report: "breakdown", by: "", sort: "rank", sql: "",
-  theme: "", filter: "", clocks: "", axis: "", dock: "bottom", size: 0, finding: -1, folds: ["more", "counters"], pins: [], box: [], marks: [],
+  theme: "", filter: "", clocks: "", axis: "", dock: "bottom", size: 0, finding: -1, folds: ["more", "counters", "ranks"], pins: [], box: [], marks: [],
 };
 
 /** @param {View} view @returns {string} */
@@ -88,17 +91,38 @@ export class Store {
     /** @type {((view: View, changed: Set<string>) => void)[]} */
     this.listeners = [];
     this.timer = 0;
+    /** Whether the Back button is to undo what is not in the address yet. */
+    this.moved = false;
   }
 
-  /** @param {Partial<View>} change @param {{ history?: boolean }} [how] history: the Back button undoes it */
+  /** @param {Partial<View>} change @param {{ history?: boolean }} [how] history: whether the Back button undoes it. Where nothing
+   * is said it undoes zoom, selection and tab, once for all changes until the view rests: a wheel makes many. */
   set(change, how = {}) {
     const changed = new Set(Object.keys(change).filter((key) => /** @type {any} */ (change)[key] !== /** @type {any} */ (this.view)[key]));
     if (!changed.size) return;
+    if (how.history) this.write();
     this.view = { ...this.view, ...change };
+    this.moved ||= how.history ?? MOVES.some((name) => changed.has(name));
     clearTimeout(this.timer);
-    if (how.history) history.pushState(null, "", encode(this.view));
-    else this.timer = window.setTimeout(() => history.replaceState(null, "", encode(this.view)), 200);
+    if (how.history) this.write();
+    else this.timer = window.setTimeout(() => this.write(), this.moved ? RESTED : 200);
     for (const listener of this.listeners) listener(this.view, changed);
+  }
+
+  /** Put the view into the address. */
+  write() {
+    clearTimeout(this.timer);
+    const address = encode(this.view);
+    if (address !== location.hash) history[this.moved ? "pushState" : "replaceState"](null, "", address);
+    this.moved = false;
+  }
+
+  /** Show what the Back or Forward button has brought into the address; the frame stays as it is.
+   * @param {Partial<View>} whole what is shown where the address says nothing */
+  back(whole) {
+    this.moved = false;
+    const { theme, dock, size } = this.view;
+    this.set({ ...EMPTY, ...whole, ...decode(location.hash), theme, dock, size }, { history: false });
   }
 
   /** @param {(view: View, changed: Set<string>) => void} listener */

@@ -6,13 +6,14 @@ import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
 import { cut, moment, percent, ticks, time } from "./format.js";
 import { Labels } from "./labels.js";
-import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepAt, trackKey, visible } from "./layout.js";
+import { AXIS, COMMUNICATION, GAP, GUTTER, HAS_NOTES, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepAt, trackKey, visible } from "./layout.js";
 import { MONO, SANS, hatch, paintShares, stretches } from "./palette.js";
 import { paint, repeat } from "./raster.js";
 import { Tiles } from "./tiles.js";
 
 const STRIP_COLUMNS = 1200;
 const STRIP = HEADER - 6; // height
+const GROUP_CHARACTERS = 12; // of the name of a group of ranks
 const NAME_PIXELS = 34; // narrower slices have no name
 export const LEAST_SHOWN = 1 / 400; // of the window: calls that are shorter get no row of their own
 const WAIT_PIXELS = 95; // nor shorter waits
@@ -63,6 +64,13 @@ export class Timeline {
     this.labels = new Labels();
     this.drawn = () => {}; // called after each picture: what is under the pointer may be another slice
     this.box.addEventListener("scroll", () => this.redraw());
+  }
+
+  /** Nothing is selected: nothing is drawn of it. */
+  forget() {
+    this.arrows = [];
+    this.flows = [];
+    this.peers = null;
   }
 
   get width() {
@@ -143,7 +151,7 @@ export class Timeline {
     const { view } = this.app.store;
     return rowsOf({
       ranks: this.app.ranks, open: new Set(view.open), pinned: view.pinned, pins: view.pins, folds: view.folds, filter: view.filter,
-      tracks: this.tracks, counters: this.counters.known, depths: this.depths,
+      tracks: this.tracks, counters: this.counters.known, depths: this.depths, ...this.app.rankGroups,
     });
   }
 
@@ -202,6 +210,7 @@ export class Timeline {
     if (row.type === "track") this.drawTrack(g, row);
     else if (row.type === "rank") this.drawRank(g, row);
     else if (row.type === "group") this.drawGroup(g, row);
+    else if (row.type === "ranks") this.drawRanks(g, row);
     else {
       this.counters.draw(g, row, this.width);
       this.drawHandle(g, row);
@@ -241,7 +250,7 @@ export class Timeline {
     for (const row of pins) this.paintTrack(picture, width, row, 0, 0, pinsHeight);
     for (const row of shown) {
       if (row.type === "track") this.paintTrack(picture, width, row, by, pinsHeight, height);
-      else if (row.type === "rank" && !row.open) this.paintStrip(picture, width, row, by, pinsHeight, height);
+      else if (row.type === "ranks" || (row.type === "rank" && !row.open)) this.paintStrip(picture, width, row, by, pinsHeight, height);
     }
     g.drawImage(this.app.picture(this.image), 0, 0, width, height, GUTTER, AXIS, width, height);
   }
@@ -278,10 +287,16 @@ export class Timeline {
     this.redraw();
   }
 
-  /** @param {Uint32Array} picture @param {number} width @param {import("./layout.js").RankRow} row @param {number} by
+  /** The mean of the ranks of a group, as the map has it. @param {import("./layout.js").RanksRow} row */
+  stripOf({ number, ranks }) {
+    const shares = this.app.overview.meanOf(number, ranks);
+    return shares && { begin: this.app.axis.begin, end: this.app.axis.end, shares };
+  }
+
+  /** @param {Uint32Array} picture @param {number} width @param {import("./layout.js").RankRow | import("./layout.js").RanksRow} row @param {number} by
    * @param {number} top @param {number} bottom */
   paintStrip(picture, width, row, by, top, bottom) {
-    const strip = this.strips.get(row.rank);
+    const strip = row.type === "ranks" ? this.stripOf(row) : this.strips.get(row.rank);
     if (!strip) return;
     const known = new Uint32Array(strip.shares.compute.length);
     paintShares(known, strip.shares, this.app.palette, this.app.restOf(row.rank, strip.begin, strip.end, known.length));
@@ -324,16 +339,32 @@ export class Timeline {
     g.fillStyle = hot ? this.app.blame : text.ink;
     g.fillText(`${row.pinned ? "• " : ""}${row.open ? "▾" : "▸"} ${rankName(row.rank)}`, GUTTER - 10, row.y + HEADER / 2);
     const stage = this.app.run.grid?.stages[row.rank];
-    if (stage !== undefined) {
+    if (stage !== undefined && HAS_NOTES) {
       g.font = MONO;
       g.textAlign = "left";
       g.fillStyle = text["ink-3"];
       g.fillText(`stage ${stage}`, 8, row.y + HEADER / 2);
     }
     if (row.open) return this.drawShares(g, row);
-    this.drawBubbles(g, row.rank, row.y + 3, STRIP - 1);
+    this.drawBubbles(g, this.strips.get(row.rank), row.y + 3, STRIP - 1);
     this.drawPasses(g, row);
     return this.drawWaits(g, row);
+  }
+
+  /** A group of ranks. @param {CanvasRenderingContext2D} g @param {import("./layout.js").RanksRow} row */
+  drawRanks(g, row) {
+    const { text } = this.app.palette;
+    const { label, ranks, open, y } = row;
+    this.drawBubbles(g, this.stripOf(row), y + 3, STRIP - 1);
+    g.textBaseline = "middle";
+    g.font = MONO;
+    g.textAlign = "left";
+    g.fillStyle = text["ink-3"];
+    if (HAS_NOTES) g.fillText(`${ranks.length} ranks`, 8, y + HEADER / 2);
+    g.font = `600 ${MONO}`;
+    g.textAlign = "right";
+    g.fillStyle = text.ink;
+    g.fillText(cut(`${open ? "▾" : "▸"} ${label}`, GROUP_CHARACTERS), GUTTER - 10, y + HEADER / 2);
   }
 
   /** Whether something is hatched between two times. @param {number} rank @param {number} begin @param {number} end */
@@ -356,9 +387,8 @@ export class Timeline {
     }
   }
 
-  /** Hatch the time in which a rank has a bubble. @param {CanvasRenderingContext2D} g @param {number} rank @param {number} y @param {number} height */
-  drawBubbles(g, rank, y, height) {
-    const strip = this.strips.get(rank);
+  /** Hatch the time in which a rank has a bubble. @param {CanvasRenderingContext2D} g @param {Strip | undefined} strip @param {number} y @param {number} height */
+  drawBubbles(g, strip, y, height) {
     if (!strip?.shares.bubbles.length) return;
     const column = (strip.end - strip.begin) / strip.shares.bubble.length;
     g.fillStyle = hatch(g, this.app.palette);
@@ -452,7 +482,7 @@ export class Timeline {
     g.fillStyle = text["ink-2"];
     g.fillText(cut(label, LABEL_CHARACTERS), GUTTER - 10, row.y + LANE / 2);
     this.drawHandle(g, row);
-    if (row.track.track === COMMUNICATION.track) this.drawBubbles(g, row.rank, row.y, LANE - 1);
+    if (row.track.track === COMMUNICATION.track) this.drawBubbles(g, this.strips.get(row.rank), row.y, LANE - 1);
     this.drawNames(g, row, this.tilesOf(row.rank, row.track));
   }
 

@@ -2,14 +2,17 @@
 
 import { byId, fill, h } from "./dom.js";
 import { percent } from "./format.js";
-import { GROUPS, isFolded, rankName } from "./layout.js";
+import { GROUPS, RANKS, isFolded, rankName } from "./layout.js";
 
 const MOST = 256;
 
 /** @param {import("./app.js").App} app */
 export function drawTwin(app) {
   const { view } = app.store;
-  fill(byId("twin"), ...app.ranks.slice(0, MOST).map((rank) => h("li", {}, h("button", {
+  const { groups: listed } = app.rankGroups;
+  fill(byId("twin"), ...listed.map(({ label, ranks }, number) => h("li", {}, h("button", {
+    "aria-expanded": !isFolded(view.folds, number, RANKS), onclick: () => app.fold(RANKS, number),
+  }, `${label}, ${ranks.length} ranks`))), ...app.ranks.slice(0, MOST).map((rank) => h("li", {}, h("button", {
     "aria-expanded": view.open.includes(rank), onclick: () => app.toggle(rank),
   }, `${rankName(rank)}${shares(app, rank)}`), view.open.includes(rank) ? groups(app, rank) : "")));
 }

@@ -67,7 +67,7 @@ function headline(severity, title, why) {
 function saving(finding, facts) {
   if (!finding.cost_ns) return "";
   const share = facts.mean_step_ns ? ` a step (${wholePercent(finding.cost_ns / facts.mean_step_ns)})` : "";
-  return h("span", { class: `pill ${finding.severity}` }, `fix saves ${finding.kind === "limit" ? "up to " : ""}${time(finding.cost_ns)}${share}`);
+  return h("span", { class: `pill ${finding.severity}`, title: finding.kind === "fault" ? "less than others wait for it: the next slowest rank then sets the pace" : null }, `fix saves ${finding.kind === "limit" ? "up to " : ""}${time(finding.cost_ns)}${share}`);
 }
 
 /** @param {number} share */

@@ -22,7 +22,7 @@ export async function findingsPanel(app) {
   const { collective, bubbles } = shown?.scene ?? {};
   return h("div", { class: `columns three findings ${shown?.severity ?? ""}` }, h("div", {}, list(app, findings, "Faults", step), list(app, findings, "Limits", step)),
     shown ? h("div", {}, details(app, shown)) : "",
-    collective ? h("div", {}, h("h2", {}, `${collective.title} on every rank`), peersTable(app, collective), h("p", { class: "quiet" }, collective.text)) : "",
+    collective ? h("div", {}, h("h2", {}, `${collective.title} on every rank`), peersTable(app, collective), whyLess(shown, collective.rows), h("p", { class: "quiet" }, collective.text)) : "",
     bubbles ? h("div", {}, h("h2", {}, "Bubbles per step, and what they come from"), table(BUBBLES.filter(({ name }) => bubbles.some((/** @type {any} */ row) => name === "stage" || row[name] > LEAST * row.bubble_ns)), bubbles, { caption: "Bubbles", tools: false })) : "");
 }
 
@@ -41,6 +41,14 @@ function list(app, findings, what, step) {
     h("thead", {}, h("tr", {}, h("th", { class: "text", scope: "col" }, what), h("th", { scope: "col" }, step ? `${most} a step` : most), h("th", { scope: "col" }, "Share"))),
     h("tbody", {}, listed.map(row))),
   saved && step && listed.length > 1 ? h("p", { class: "quiet" }, `Each time is counted once. Together: ${time(saved)} of ${time(step)}.`) : "");
+}
+
+/** Why mending saves another time than the others wait here. @param {any} finding @param {{ wait_ns: number | null }[]} rows */
+function whyLess({ cost_ns: saved, kind }, rows) {
+  const waited = Math.max(0, ...rows.map(({ wait_ns: wait }) => wait ?? 0));
+  if (kind !== "fault" || !saved || !waited) return "";
+  return h("p", { class: "why" }, `Others wait up to ${time(waited)} here; mending saves ${time(saved)} a step. `,
+    "Waiting is not all saved: the next slowest rank then sets the pace. Part of it may be the schedule's design, or beside other work.");
 }
 
 /** What is stated of a finding, a line each. @param {any} finding */
@@ -73,8 +81,8 @@ function tablesOf(app, finding) {
   return [...tables, ...(OF_CAUSE[cause] ?? []).filter((each) => each !== name).map((each) => /** @type {[string, string]} */ ([each, ""]))];
 }
 
-/** @param {string} text */
-function command(text) {
+/** A line to copy. @param {string} text */
+export function command(text) {
   const button = h("button", { class: "plain", "aria-label": `Copy: ${text}`, onclick: async () => {
     await copyText(text);
     button.textContent = "Copied";

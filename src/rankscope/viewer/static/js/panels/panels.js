@@ -88,8 +88,7 @@ export class Panels {
 
   /** @param {Set<string>} changed */
   changed(changed) {
-    const { view } = this.app.store;
-    if (changed.has("slice") && !view.slice) this.slice = null;
+    if (changed.has("slice")) this.slice = null; // its details come with the panel
     if (changed.has("tab")) this.draw();
     else if (PANELS[this.tab].redrawOn.some((name) => changed.has(name))) this.later(changed.has("slice") || changed.has("finding") ? 0 : PAUSE);
   }

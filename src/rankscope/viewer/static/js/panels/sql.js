@@ -1,11 +1,34 @@
 // Read-only SQL over the run.
 
-import { json, ServerError } from "../api.js";
-import { fill, h } from "../dom.js";
+import { json, show, ServerError } from "../api.js";
+import { announce, fill, h } from "../dom.js";
 import { table } from "../table.js";
 
 /** @param {string} view @param {string} time a column */
 const first = (view, time) => `SELECT name, count(*) AS calls, sum(${time}) AS total_ns\nFROM ${view} GROUP BY name ORDER BY total_ns DESC LIMIT 20`;
+
+/** What the rows of an answer lead to: the slice with their id, else the time on their rank; undefined where they have neither.
+ * @param {import("../app.js").App} app @param {string[]} names of the columns */
+function leading(app, names) {
+  const start = ["start_ns", "ts_ns", "start", "ts"].find((name) => names.includes(name));
+  if (!(names.includes("rank") || app.isAlone) || !(names.includes("id") || start)) return undefined;
+  return async (/** @type {any} */ row) => {
+    const { id, segment = 0, dur_ns: duration, rank = app.run.ranks[0] } = row;
+    const at = start && row[start];
+    try {
+      const isSlice = Number.isInteger(id) && !(start?.startsWith("ts") && typeof duration !== "number"); // what has no duration is no slice
+      const slice = isSlice ? await json("slice", { rank, segment, id }) : null;
+      if (slice && (!start || slice.start_ns === at)) return await app.goTo(slice, { stay: true });
+      if (typeof at !== "number" || !app.run.ranks.includes(rank)) return announce("this row has no place in the timeline");
+      app.reveal(rank);
+      const { begin, end } = app.store.view;
+      const [place, margin] = [app.axis.of(at, rank), duration ? duration * 0.1 : (end - begin) / 2];
+      return app.show(place - margin, place + (duration ?? 0) + margin, { history: true });
+    } catch (error) {
+      return show(error);
+    }
+  };
+}
 
 /** @param {import("../app.js").App} app */
 export async function sqlPanel(app) {
@@ -23,8 +46,9 @@ export async function sqlPanel(app) {
     try {
       const answer = await json("query", { sql: box.value }, asking.signal);
       const rows = answer.rows.map((/** @type {any[]} */ row) => Object.fromEntries(answer.columns.map((/** @type {string} */ name, /** @type {number} */ at) => [name, row[at]])));
-      fill(out, h("p", { class: "quiet" }, answer.more ? `the first ${rows.length} rows; there are more` : `${rows.length} rows`),
-        table(answer.columns.map((/** @type {string} */ name) => ({ name, unit: name.endsWith("_ns") ? "ns" : "", verbatim: true })), rows));
+      const go = leading(app, answer.columns);
+      fill(out, h("p", { class: "quiet" }, `${answer.more ? `the first ${rows.length} rows; there are more` : `${rows.length} rows`}${go && rows.length ? ". A click on a row, or Enter, shows it in the timeline." : ""}`),
+        table(answer.columns.map((/** @type {string} */ name) => ({ name, unit: name.endsWith("_ns") ? "ns" : "", verbatim: true })), rows, { go }));
     } catch (error) {
       if (error instanceof DOMException && error.name === "AbortError") return;
       if (!(error instanceof ServerError)) throw error;
