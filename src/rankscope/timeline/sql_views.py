@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.model import (
     COLLECTIVES,
+    COMMUNICATING_CALLS,
     COPY_CATEGORIES,
     EVENTS,
     FURTHER_TABLES,
@@ -228,6 +229,7 @@ class SqlViews:
         communicates = " OR ".join(
             f"regexp_matches(name, {sql_text(pattern)})" for pattern in self.comm_patterns
         )
+        calls = " OR ".join(f"starts_with(g.op_name, {sql_text(call)})" for call in COMMUNICATING_CALLS)
         copies = sql_texts(COPY_CATEGORIES)
         yield _INTERNAL
         yield (
@@ -236,7 +238,8 @@ class SqlViews:
         )
         yield (
             f"CREATE VIEW gpu AS SELECT g.*, CASE WHEN g.category IN ({copies}) THEN 'COPY' "
-            "WHEN g.collective IS NOT NULL OR g.name IN (FROM internal.communicating_names) THEN 'COMM' "
+            "WHEN g.collective IS NOT NULL OR g.name IN (FROM internal.communicating_names) "
+            f"OR {calls} THEN 'COMM' "
             f"ELSE 'COMPUTE' END AS class FROM ({rows}) g"
         )
 
