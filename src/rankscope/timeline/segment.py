@@ -51,6 +51,7 @@ from rankscope.store.table_files import Scratch, TableFiles, coded, columns_of, 
 from rankscope.store.worker import Progress
 from rankscope.text.json_values import all_arguments, number_of, text_of
 from rankscope.timeline.collectives.table import RecordedCall, recorded_calls, write_collectives
+from rankscope.timeline.iterations import find_iterations
 from rankscope.timeline.nesting import by_level, follow, nest, self_time
 from rankscope.timeline.recording import (
     COUNTER_PHASES,
@@ -111,10 +112,12 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     nested = NestedSlices(recording, slices, nesting)
     tables = [pool.submit(_write_links, files, nested), pool.submit(_write_counters, files, recording)]
     steps, kinds = steps_found.result(), kinds_of_slices.result()
-    step_at_start = pool.submit(lambda: scratch.moved(steps.at(slices.time)))
     self_ns = pool.submit(lambda: scratch.moved(self_time(nesting, slices.duration)))
     links = _moved(link(recording, slices, nesting, kinds, pool), scratch)
     is_gpu = kinds.is_gpu
+    if not len(steps.number):
+        steps = find_iterations(recording, slices, links)
+    step_at_start = pool.submit(lambda: scratch.moved(steps.at(slices.time)))
     del kinds, kinds_of_slices  # the other masks are not needed any more
     scratch.release()
     device = pool.submit(device_time, links.op, is_gpu, slices.duration, nesting.row)

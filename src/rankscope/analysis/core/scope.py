@@ -156,6 +156,11 @@ def all_steps(run: Run) -> Columns:
     return {name: np.concatenate(parts) for name, parts in columns.items()}
 
 
+def has_iterations(run: Run) -> bool:
+    """Whether steps of the run are iterations that were inferred from its kernels."""
+    return any("iterations" in steps.sources for steps in rank_steps(run, Scope()).values())
+
+
 def in_order_of_start(columns: Columns) -> Columns:
     """By rank and start on the host."""
     order = np.lexsort((columns["start"], columns["rank"]))
