@@ -137,7 +137,7 @@ def test_the_summary_says_that_iterations_are_inferred(tmp_path: Path) -> None:
         "inferred iterations" in note for note in answer(run, "breakdown").notes + answer(run, "faults").notes
     )
     whole = answer(run, "summary", Scope(whole_file=True))
-    assert whole.title.startswith("11.8 ms were recorded, without steps")
+    assert whole.title.startswith("11.7 ms were recorded, without steps")
     assert not any("iterations" in note for note in whole.notes)
 
 
