@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,8 +23,11 @@ _MOST_RANKS = 1 << 20
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)
 # nsys and ncu reports are commonly written with `-o name_%q{RANK}`; flight-recorder dumps are named _dump_3,
 # Megatron's memory snapshots snapshot_3.pickle.
+# TORCH_NCCL_DEBUG_INFO_TEMP_FILE is a prefix, often with the host: nccl_trace_rank_node02_5.
 _RANK_AT_END = re.compile(
-    r"_(\d{1,5})\.(?:nsys-rep|sqlite|ncu-rep)$|(?:_dump_|snapshot_)(\d{1,6})(?:\.[a-z.]+)?$", re.IGNORECASE
+    r"_(\d{1,5})\.(?:nsys-rep|sqlite|ncu-rep)$"
+    r"|(?:_dump_|snapshot_|(?:nccl|comm_lib)_trace_rank_(?:.*_)?)(\d{1,6})(?:\.[a-z.]+)?$",
+    re.IGNORECASE,
 )
 
 NCCL_PLUGIN_EVENT = re.compile(
@@ -283,7 +286,43 @@ def rank_from_name(path: Path) -> int | None:
 
 def identity_from_name(path: Path) -> TraceIdentity:
     rank = rank_from_name(path)
+    if rank is None:
+        rank = _serving_rank(path)
     return TraceIdentity(rank, "" if rank is None else "file name")
+
+
+_OF_SERVING = re.compile(r"^(.*-)(TP-\d+(?:-(?:DP|PP|EP)-\d+)*)((?:-[A-Z]+)?\.trace\.json.*)$")
+
+
+def _serving_rank(path: Path) -> int | None:
+    """The rank of a trace named as SGLang does: ID-TP-3-DP-1-DECODE.trace.json.gz. With more than tensor parallelism
+    the files beside it tell how many ranks there are of each kind."""
+    match = _OF_SERVING.match(path.name)
+    if match is None:
+        return None
+    begin, label, end = match.groups()
+    labels = {label}
+    if label.count("-") > 1:
+        with suppress(OSError):
+            others = (_OF_SERVING.match(file.name) for file in path.parent.iterdir())
+            labels |= {other[2] for other in others if other and (other[1], other[3]) == (begin, end)}
+    return ranks_by_label(labels)[label]
+
+
+def ranks_by_label(labels: Collection[str]) -> dict[str, int]:
+    """The ranks that labels such as TP-3-PP-1 or TP03-PP01 mean. Those of data and expert parallelism divide the ranks
+    of tensor parallelism, or each has all of these: then they count too."""
+    numbers = {label: {kind: int(n) for kind, n in _KIND_AND_NUMBER.findall(label)} for label in labels}
+    for kinds in (("TP",), ("PP", "TP"), ("DP", "PP", "TP"), ("DP", "PP", "EP", "TP")):
+        place = {label: tuple(of.get(kind, 0) for kind in kinds) for label, of in numbers.items()}
+        if len(set(place.values())) == len(labels):
+            break
+    if kinds == ("TP",):
+        return {label: tensor for label, (tensor,) in place.items()}
+    return {label: rank for rank, label in enumerate(sorted(labels, key=lambda label: (place[label], label)))}
+
+
+_KIND_AND_NUMBER = re.compile(r"(TP|DP|PP|EP)-?(\d+)")
 
 
 def need_c_parts(path: Path) -> None:

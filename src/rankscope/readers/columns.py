@@ -6,7 +6,7 @@ A column that only few events have is sparse: the indices of those events, and a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -194,6 +194,34 @@ class EventColumns:
         return {event: str(view[first:last], "utf-8") for event, first, last in rows}
 
 
+def only_process(columns: EventColumns, prefix: str) -> EventColumns:
+    """The events whose process begins with this text, without it."""
+    texts = list(columns.texts)
+    pids = np.unique(columns.pid)
+    mine = [code for code in pids.tolist() if texts[code].startswith(prefix)]
+    kept = np.flatnonzero(np.isin(columns.pid, mine))
+    pool = {text: code for code, text in enumerate(texts)}
+    plain = np.arange(len(texts), dtype=np.int32)
+    plain[mine] = text_codes(pool, [texts[code].removeprefix(prefix) for code in mine])
+    place = np.full(len(columns), NO_TEXT, dtype=np.int32)
+    place[kept] = np.arange(len(kept), dtype=np.int32)
+
+    def sparse(events: str, *names: str) -> dict[str, Any]:
+        at = place[getattr(columns, events)]
+        return {events: at[at >= 0], **{name: getattr(columns, name)[at >= 0] for name in names}}
+
+    return replace(
+        columns,
+        texts=Texts.of(pool),
+        **{name: getattr(columns, name)[kept] for name in _DENSE},
+        pid=plain[columns.pid[kept]],
+        **sparse("linked", *LINKS, "collective"),
+        **sparse("memory_events", "memory"),
+        **sparse("computing", "shapes"),
+    )
+
+
+_DENSE = ("phase", "category", "name", "tid", "flow", "time", "duration", "args_offset")
 LINKS = ("correlation", "external_id", "device", "stream", "bytes")
 """The numbers among the sparse columns."""
 
