@@ -31,6 +31,11 @@ def find_iterations(recording: Recording, slices: SliceColumns, links: Links) ->
     events, places = recording.events, recording.events.places(slices.event[kernels])
     streams, stream = number_rows([events.at(name, places).astype(np.int64) for name in ("device", "stream")])
     busy = np.bincount(stream, np.maximum(slices.duration[kernels], 0), len(streams))
+    # A stream that only communicates may be the busiest, because its kernels wait.
+    busy *= (
+        np.bincount(np.unique(np.stack([stream, slices.name[kernels]]), axis=1)[0], minlength=len(streams))
+        > 1
+    )
     kernels = kernels[stream == busy.argmax()]
     launch = links.launch[kernels]
     time = np.where(launch == NONE, slices.time[kernels], follow(launch, slices.time))

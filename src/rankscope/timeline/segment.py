@@ -82,6 +82,8 @@ from rankscope.version import __version__
 _GRAPH_LAUNCH = re.compile(GRAPH_LAUNCH_PATTERN)
 _COMPILED = re.compile(COMPILED_PATTERN)
 _EXACT = 1 << 53
+_HARDWARE_COUNTERS = "hardware_counters"
+"""The category of samples of CUPTI (ActivityType HARDWARE_COUNTERS of Kineto)."""
 _MEMORY_COLUMNS = {
     "bytes": "Bytes",
     "allocated_bytes": "Total Allocated",
@@ -283,13 +285,24 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
         series = map(str, chain.from_iterable(pairs))
     index = np.repeat(np.arange(len(pairs)), [*map(len, pairs)])
     numbers, valid = _numbers([*chain.from_iterable(map(dict.values, pairs))])
+    names = Coded(points.name[index], events.coded_texts)
+    if recording.code(_HARDWARE_COUNTERS) in events.category[points.event]:
+        # Kineto's name is the quantity, and the process "GPU 0 Counters"; as in logs of GPUs, the name is the GPU.
+        texts = events.texts
+        of_gpu = (events.category[points.event] == recording.code(_HARDWARE_COUNTERS))[index]
+        quantity = [texts[code] for code in points.name[index].tolist()]
+        process = [texts[code].removesuffix(" Counters") for code in events.pid[points.event][index].tolist()]
+        series = [what if is_of else key for is_of, what, key in zip(of_gpu, quantity, series, strict=True)]
+        names = coded(
+            gpu if is_of else name for is_of, gpu, name in zip(of_gpu, process, quantity, strict=True)
+        )
     files.write_rows(
         COUNTERS,
         {
             "id": Numbers(points.event[index]),
             "track": Numbers(points.track[index]),
             "ts_ns": Numbers(points.time[index]),
-            "name": Coded(points.name[index], events.coded_texts),
+            "name": names,
             "series": coded(series),
             "value": Numbers(numbers, valid=valid),
         },
