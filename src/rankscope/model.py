@@ -359,7 +359,7 @@ STEPS = Table(
         Field(
             "source",
             "VARCHAR",
-            "profiler (ProfilerStep#N), annotation or optimizer: what it was inferred from",
+            "profiler (ProfilerStep#N), or what it was inferred from: annotation, optimizer, iterations of kernels",
         ),
     ),
 )
