@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +134,7 @@ def answer(run: Run, report: str, scope: Scope | None = None) -> Result:
 def test_the_summary_says_that_iterations_are_inferred(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "trace.json", serving(12)))
     result = answer(run, "summary")
-    assert result.title.startswith("An inferred iteration takes 1.0 ms: 41 % compute")
+    assert result.title.startswith("An inferred iteration takes 1.0 ms: 40 % compute")
     assert subject(run, Scope().in_run(run), result) == "1 rank, 12 inferred iterations"
     assert any(
         "inferred iterations" in note for note in answer(run, "breakdown").notes + answer(run, "faults").notes
@@ -208,3 +211,31 @@ def test_runs_whose_iterations_differ_are_compared_by_work(tmp_path: Path) -> No
     result = diff(base, new, Scope())
     assert result.window == "whole file, for equal work"
     assert any(row["key"] == "verify" and row["verdict"] == "new" for row in result.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["gpt-graph-h200", "gpt-h200-stack", "graph-captured-h200", "hf-trainer-h200"]
+)
+def test_recorded_jobs_whose_steps_are_taken_away(
+    name: str, dataset: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The median of the inferred iterations is that of the steps."""
+    (source,) = (
+        path
+        for path in dataset(name).iterdir()
+        if ".pt.trace.json" in path.name or path.name.endswith("json.gz")
+    )
+    data = source.read_bytes()
+    trace = json.loads(gzip.decompress(data) if source.suffix == ".gz" else data, strict=False)
+    medians = []
+    for without in ((), ("ProfilerStep#", "Optimizer.step#")):
+        events = [
+            event for event in trace["traceEvents"] if not str(event.get("name")).startswith(without or "\0")
+        ]
+        path = tmp_path / f"{len(without)}.json"
+        path.write_text(json.dumps(trace | {"traceEvents": events}))
+        rows = open_trace(path).rows("SELECT median(time_ns), any_value(source) FROM steps")
+        medians.append(rows[0])
+    assert [source for _, source in medians] == ["profiler", "iterations"]
+    assert medians[1][0] == pytest.approx(medians[0][0], rel=0.03)

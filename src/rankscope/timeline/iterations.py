@@ -15,7 +15,7 @@ from rankscope.timeline.slices import Links, SliceColumns, Steps
 LEAST_REPEATS, LEAST_SHARE = 3, 0.6
 """Of a sequence that counts as iterations; the share is of the busy time of its stream."""
 _NEAR = 64
-"""Kernels beside the rarest one that are compared for all periods at once."""
+"""Kernels that are compared for all periods at once."""
 _CLEAR_GAP = 2
 """An iteration begins at the longest pause between launches, where that is so many times the one at which the first
 repeat begins."""
@@ -23,38 +23,29 @@ repeat begins."""
 
 def find_iterations(recording: Recording, slices: SliceColumns, links: Links) -> Steps:
     """The repeats of the shortest sequence of kernels on the busiest stream, as ranges of the host's time."""
-    nothing = np.empty(0, dtype=np.int64)
-    none = Steps(nothing, nothing, nothing, "")
     kernels = np.flatnonzero(slices.category == recording.code("kernel"))
-    if len(kernels) < 2 * LEAST_REPEATS:
-        return none
     events, places = recording.events, recording.events.places(slices.event[kernels])
     streams, stream = number_rows([events.at(name, places).astype(np.int64) for name in ("device", "stream")])
-    busy = np.bincount(stream, np.maximum(slices.duration[kernels], 0), len(streams))
+    busy = np.bincount(stream, slices.duration[kernels], len(streams) + 1)
     # A stream that only communicates may be the busiest, because its kernels wait.
-    busy *= (
-        np.bincount(np.unique(np.stack([stream, slices.name[kernels]]), axis=1)[0], minlength=len(streams))
-        > 1
-    )
+    names = np.unique(np.stack([stream, slices.name[kernels]]), axis=1)[0]
+    busy *= np.bincount(names, minlength=len(busy)) > 1
     kernels = kernels[stream == busy.argmax()]
     launch = links.launch[kernels]
     time = np.where(launch == NONE, slices.time[kernels], follow(launch, slices.time))
     order = np.lexsort((slices.time[kernels], time))
-    kernels, launch, time = kernels[order], launch[order], time[order]
-    repeats = find_repeats(slices.name[kernels], np.maximum(slices.duration[kernels], 0), time)
+    kernels, time = kernels[order], time[order]
+    repeats = find_repeats(slices.name[kernels], slices.duration[kernels], time)
     if repeats is None:
-        return none
-    first, period, end = repeats
-    begins = np.arange(first, end - period + 1, period)
-    after = begins[-1] + period
-    # The last one ends when the next kernel is launched, but is not much longer than the others.
-    last = int(follow(launch[after - 1 : after], slices.end)[0]) if launch[after - 1] != NONE else 0
-    last = max(last, int(time[after - 1]) + 1)
-    if after < len(time):
-        longest = int(np.diff(time[begins]).max())
-        last = max(last, min(int(time[after]), int(time[begins[-1]]) + longest))
-    starts = time[begins]
-    return Steps(np.arange(len(begins)), starts, np.append(starts[1:], last), "iterations")
+        nothing = np.empty(0, dtype=np.int64)
+        return Steps(nothing, nothing, nothing, "")
+    begin, period, end = repeats
+    starts = time[begin : end - period + 1 : period]
+    # The last one ends when the next kernel is launched, if that is not much later than in the others.
+    after = begin + len(starts) * period
+    last = starts[-1] + round(float(np.median(np.diff(starts))))
+    ends = np.append(starts[1:], max(min([last, *time[after : after + 1]]), time[after - 1] + 1))
+    return Steps(np.arange(len(starts)), starts, ends, "iterations")
 
 
 def find_repeats(names: NDArray[Any], weights: Ints, time: Ints) -> tuple[int, int, int] | None:
@@ -64,59 +55,31 @@ def find_repeats(names: NDArray[Any], weights: Ints, time: Ints) -> tuple[int, i
 
     `time` is of the launches, in order.
     """
-    total = np.cumsum(weights)
-    if not len(total) or total[-1] <= 0:
+    total = np.append(0, np.cumsum(np.maximum(weights, 0)))
+    least, most = LEAST_SHARE * total[-1], len(names) // LEAST_REPEATS
+    if not least:
         return None
     # Whatever has 60 % of the weight contains what is between 40 and 60 %. There the rarest name tells the periods.
-    low = int(np.searchsorted(total, (1 - LEAST_SHARE) * total[-1], side="right"))
-    high = int(np.searchsorted(total, LEAST_SHARE * total[-1]))
-    anchor = low + int(np.bincount(names)[names[low : high + 1]].argmin())
-    away = np.flatnonzero(names == names[anchor]) - anchor
-    for direction, near in (
-        (1, range(max(low, anchor - _NEAR), anchor)),
-        (-1, range(anchor + 1, min(high, anchor + _NEAR) + 1)),
-    ):
-        for index in near:
-            # In this direction the run goes on for as long as at the anchor, or longer.
-            there = np.clip(index + away, 0, len(names) - 1)
-            away = away[(away * direction <= 0) | (names[there] == names[index])]
-    periods = np.unique(np.abs(away))
-    for period in periods[(periods > 1) & (periods <= len(names) // LEAST_REPEATS)].tolist():
+    low, high = np.searchsorted(total, (total[-1] - least, least), side="right").tolist()
+    low, high = low - 1, max(low, high - 1)
+    anchor = low + int(np.bincount(names)[names[low:high]].argmin())
+    periods = np.unique(np.abs(np.flatnonzero(names == names[anchor]) - anchor))
+    periods = periods[(periods > 1) & (periods <= most)]
+    around = np.pad(names, most, constant_values=-1)
+    for index in range(low, min(high, low + _NEAR)):
+        again = around[most + index + np.stack([periods, -periods])] == names[index]
+        periods = periods[again.any(axis=0)]
+    for period in periods.tolist():
+        breaks = np.flatnonzero(names[period:] != names[:-period])
         for start in (anchor, anchor - period):
-            run = _run_at(names, start, period)
-            if run is None or run[1] - run[0] < LEAST_REPEATS * period:
-                continue
-            begin, end = run
-            weight = total[end - 1] - (total[begin - 1] if begin else 0)
-            if weight < LEAST_SHARE * total[-1] or (names[begin : begin + period] == names[begin]).all():
-                continue
-            begin = _natural_begin(time[begin:end], period) + begin
-            if (np.diff(time[begin : end - period + 1 : period]) > 0).all():
-                return begin, period, end
+            at = int(np.searchsorted(breaks, start))
+            begin, end = int([-1, *breaks][at]) + 1, int([*breaks, len(names) - period][at]) + period
+            is_long = start >= begin and end - begin >= LEAST_REPEATS * period
+            if is_long and total[end] - total[begin] >= least and len(set(names[begin : begin + period])) > 1:
+                begin += _natural_begin(time[begin:end], period)
+                if (np.diff(time[begin : end - period + 1 : period]) > 0).all():
+                    return begin, period, end
     return None
-
-
-def _run_at(names: NDArray[Any], start: int, period: int) -> tuple[int, int] | None:
-    """Begin and end of the longest stretch around `start` in which every name comes again after `period` names."""
-    if start < 0 or start + period >= len(names) or names[start] != names[start + period]:
-        return None
-    begin, end, width = start, start + 1, 1024
-    while end < len(names) - period:
-        piece = names[end : end + width]
-        same = piece[: len(names) - period - end] == names[end + period : end + period + width]
-        if not same.all():
-            end += int(same.argmin())
-            break
-        end, width = end + len(same), 2 * width
-    width = 1024
-    while begin > 0:
-        first = max(begin - width, 0)
-        same = names[first:begin] == names[first + period : begin + period]
-        if not same.all():
-            begin -= int(same[::-1].argmin())
-            break
-        begin, width = first, 2 * width
-    return begin, end + period
 
 
 def _natural_begin(time: Ints, period: int) -> int:
