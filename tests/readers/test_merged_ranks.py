@@ -32,7 +32,7 @@ def trace_of(rank: int) -> dict[str, Any]:
     ]
     for i in range(4):
         at = 1000.0 * i
-        host = {"pid": 4000 + rank, "tid": 4000 + rank}
+        host: dict[str, Any] = {"pid": 4000 + rank, "tid": 4000 + rank}
         events.append(slice_event("aten::mm", at, 60.0, args={"External id": i + 1}, **host))
         call = {"correlation": i + 1, "External id": i + 1}
         events.append(slice_event("cudaLaunchKernel", at + 10, 5.0, cat="cuda_runtime", args=call, **host))

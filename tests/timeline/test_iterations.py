@@ -150,7 +150,7 @@ def test_the_late_rank_is_found_without_steps(tmp_path: Path) -> None:
         events: list[dict[str, Any]] = []
         for i in range(12):
             at, own = 500 + 940.0 * i, 700.0 if rank == 2 else 400.0
-            kernels = (("gemm", at + 20, own, {}), ("norm", at + 20 + own, 50.0, {}), (
+            kernels: tuple[tuple[str, float, float, dict[str, Any]], ...] = (("gemm", at + 20, own, {}), ("norm", at + 20 + own, 50.0, {}), (
                 "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 70 + own, 850 - own,
                 {"Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "dtype": "Float",
                  "Group size": 4, "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]", "Seq": i},
@@ -189,14 +189,15 @@ def test_less_work_in_equal_time(tmp_path: Path, regular: bool) -> None:
     else:
         runs = [mixed(tmp_path / f"{calls}.json", calls, 68_000.0) for calls in (68, 60)]
         assert not any(run.rows("SELECT 1 FROM steps") for run in runs)
-    result = diff(*runs, Scope())
+    base, new = runs
+    result = diff(base, new, Scope())
     what = "an inferred iteration takes 133 µs longer" if regular else "equal work takes 9.07 ms longer"
     assert result.findings[0].title.startswith(f"12 % less work per second: {what} (+13.3 %)")
     kernels = {
         row["key"]: (row["change_pct"], row["verdict"]) for row in result.rows if row["report"] == "kernels"
     }
     assert kernels == dict.fromkeys(("attention", "gemm", "sample"), (pytest.approx(0, abs=1e-6), "same"))
-    back = diff(*reversed(runs), Scope())
+    back = diff(new, base, Scope())
     assert back.findings[0].title.startswith("13 % more work per second")
 
 

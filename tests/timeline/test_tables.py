@@ -257,7 +257,7 @@ def test_hardware_counters_of_kineto(tmp_path: Path) -> None:
     events.append({"ph": "C", "name": "queue", "pid": 1, "tid": 0, "ts": 5.0, "args": {"requests": 3}})
     run = open_trace(write_kineto(tmp_path / "trace.json", events))
     assert run.rows("SELECT name, series, ts_ns, value FROM counters ORDER BY ALL") == [
-        *(("GPU 0", "sm__cycles_active.avg.pct", 10_000 * i, 12.5 * i) for i in range(3)),
-        *(("GPU 1", "sm__cycles_active.avg.pct", 10_000 * i, 12.5 * i + 1) for i in range(3)),
+        *(("GPU 0 Counters", "sm__cycles_active.avg.pct", 10_000 * i, 12.5 * i) for i in range(3)),
+        *(("GPU 1 Counters", "sm__cycles_active.avg.pct", 10_000 * i, 12.5 * i + 1) for i in range(3)),
         ("queue", "requests", 5000, 3.0),
     ]

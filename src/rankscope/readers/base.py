@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from pathlib import Path
@@ -284,45 +284,39 @@ def rank_from_name(path: Path) -> int | None:
     return ranks.pop() if len(ranks) == 1 else None
 
 
+_OF_SERVING = re.compile(r"(.*-)(TP-\d+(?:-(?:DP|PP|EP)-\d+)*)((?:-[A-Z]+)?\.trace\.json.*)")
+_KIND_AND_NUMBER = re.compile(r"(TP|DP|PP|EP)-?(\d+)")
+
+
 def identity_from_name(path: Path) -> TraceIdentity:
-    rank = rank_from_name(path)
-    if rank is None:
-        rank = _serving_rank(path)
+    """SGLang's names, ID-TP-3-DP-1-DECODE.trace.json.gz, tell the rank together with those of the files beside it."""
+    rank, match = rank_from_name(path), _OF_SERVING.fullmatch(path.name)
+    if rank is None and match:
+        begin, label, end = match.groups()
+        others = [label]
+        with suppress(OSError):
+            names = (file.name for file in path.parent.iterdir())
+            beside = (
+                name[len(begin) : -len(end)]
+                for name in names
+                if name.startswith(begin) and name.endswith(end)
+            )
+            others += beside
+        rank = ranks_by_label(others)[label]
     return TraceIdentity(rank, "" if rank is None else "file name")
 
 
-_OF_SERVING = re.compile(r"^(.*-)(TP-\d+(?:-(?:DP|PP|EP)-\d+)*)((?:-[A-Z]+)?\.trace\.json.*)$")
-
-
-def _serving_rank(path: Path) -> int | None:
-    """The rank of a trace named as SGLang does: ID-TP-3-DP-1-DECODE.trace.json.gz. With more than tensor parallelism
-    the files beside it tell how many ranks there are of each kind."""
-    match = _OF_SERVING.match(path.name)
-    if match is None:
-        return None
-    begin, label, end = match.groups()
-    labels = {label}
-    if label.count("-") > 1:
-        with suppress(OSError):
-            others = (_OF_SERVING.match(file.name) for file in path.parent.iterdir())
-            labels |= {other[2] for other in others if other and (other[1], other[3]) == (begin, end)}
-    return ranks_by_label(labels)[label]
-
-
-def ranks_by_label(labels: Collection[str]) -> dict[str, int]:
-    """The ranks that labels such as TP-3-PP-1 or TP03-PP01 mean. Those of data and expert parallelism divide the ranks
-    of tensor parallelism, or each has all of these: then they count too."""
-    numbers = {label: {kind: int(n) for kind, n in _KIND_AND_NUMBER.findall(label)} for label in labels}
-    for kinds in (("TP",), ("PP", "TP"), ("DP", "PP", "TP"), ("DP", "PP", "EP", "TP")):
-        place = {label: tuple(of.get(kind, 0) for kind in kinds) for label, of in numbers.items()}
-        if len(set(place.values())) == len(labels):
-            break
-    if kinds == ("TP",):
-        return {label: tensor for label, (tensor,) in place.items()}
-    return {label: rank for rank, label in enumerate(sorted(labels, key=lambda label: (place[label], label)))}
-
-
-_KIND_AND_NUMBER = re.compile(r"(TP|DP|PP|EP)-?(\d+)")
+def ranks_by_label(labels: Iterable[str]) -> dict[str, int]:
+    """The ranks that labels such as TP-3-PP-1 or TP03-PP01 mean: the number of tensor parallelism, which that of the
+    experts and of the attention's data divides, unless several stages or engines have the same numbers.
+    """
+    place = {}
+    for label in sorted(labels):
+        numbers = dict(_KIND_AND_NUMBER.findall(label))
+        place[label] = [int(numbers.get(kind, 0)) for kind in ("PP", "DP", "TP")]
+    if len({tensor for *_, tensor in place.values()}) == len(place):
+        return {label: tensor for label, (*_, tensor) in place.items()}
+    return {label: rank for rank, label in enumerate(sorted(place, key=place.__getitem__))}
 
 
 def need_c_parts(path: Path) -> None:

@@ -197,33 +197,25 @@ class EventColumns:
 def only_process(columns: EventColumns, prefix: str) -> EventColumns:
     """The events whose process begins with this text, without it."""
     texts = list(columns.texts)
-    pids = np.unique(columns.pid)
-    mine = [code for code in pids.tolist() if texts[code].startswith(prefix)]
-    kept = np.flatnonzero(np.isin(columns.pid, mine))
-    pool = {text: code for code, text in enumerate(texts)}
-    plain = np.arange(len(texts), dtype=np.int32)
-    plain[mine] = text_codes(pool, [texts[code].removeprefix(prefix) for code in mine])
-    place = np.full(len(columns), NO_TEXT, dtype=np.int32)
-    place[kept] = np.arange(len(kept), dtype=np.int32)
-
-    def sparse(events: str, *names: str) -> dict[str, Any]:
-        at = place[getattr(columns, events)]
-        return {events: at[at >= 0], **{name: getattr(columns, name)[at >= 0] for name in names}}
-
-    return replace(
-        columns,
-        texts=Texts.of(pool),
-        **{name: getattr(columns, name)[kept] for name in _DENSE},
-        pid=plain[columns.pid[kept]],
-        **sparse("linked", *LINKS, "collective"),
-        **sparse("memory_events", "memory"),
-        **sparse("computing", "shapes"),
-    )
+    kept = np.array([text.startswith(prefix) for text in texts])[columns.pid]
+    place = np.cumsum(kept, dtype=np.int32) - 1
+    changed: dict[str, Any] = {name: getattr(columns, name)[kept] for name in _DENSE}
+    for events, names in _SPARSE.items():
+        index = getattr(columns, events)
+        there = kept[index]
+        changed |= {name: getattr(columns, name)[there] for name in names}
+        changed[events] = place[index[there]]
+    return replace(columns, texts=Texts.of(text.removeprefix(prefix) for text in texts), **changed)
 
 
-_DENSE = ("phase", "category", "name", "tid", "flow", "time", "duration", "args_offset")
 LINKS = ("correlation", "external_id", "device", "stream", "bytes")
 """The numbers among the sparse columns."""
+_DENSE = ("phase", "category", "name", "pid", "tid", "flow", "time", "duration", "args_offset")
+_SPARSE = {
+    "linked": (*LINKS, "collective"),
+    "memory_events": ("memory",),
+    "computing": ("shapes",),
+}
 
 
 def event_columns(

@@ -283,26 +283,20 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
     if {*map(type, pairs)} - {dict}:
         pairs = [*map(_pairs, pairs)]
         series = map(str, chain.from_iterable(pairs))
+    names, of_gpu = points.name, events.category[points.event] == recording.code(_HARDWARE_COUNTERS)
+    if of_gpu.any():  # Kineto's name is the quantity, the GPU that of the process; the value has no name
+        for at in np.flatnonzero(of_gpu).tolist():
+            pairs[at] = dict(zip([events.texts[names[at]]], pairs[at].values(), strict=False))
+        names = np.where(of_gpu, events.pid[points.event], names)
     index = np.repeat(np.arange(len(pairs)), [*map(len, pairs)])
     numbers, valid = _numbers([*chain.from_iterable(map(dict.values, pairs))])
-    names = Coded(points.name[index], events.coded_texts)
-    if recording.code(_HARDWARE_COUNTERS) in events.category[points.event]:
-        # Kineto's name is the quantity, and the process "GPU 0 Counters"; as in logs of GPUs, the name is the GPU.
-        texts = events.texts
-        of_gpu = (events.category[points.event] == recording.code(_HARDWARE_COUNTERS))[index]
-        quantity = [texts[code] for code in points.name[index].tolist()]
-        process = [texts[code].removesuffix(" Counters") for code in events.pid[points.event][index].tolist()]
-        series = [what if is_of else key for is_of, what, key in zip(of_gpu, quantity, series, strict=True)]
-        names = coded(
-            gpu if is_of else name for is_of, gpu, name in zip(of_gpu, process, quantity, strict=True)
-        )
     files.write_rows(
         COUNTERS,
         {
             "id": Numbers(points.event[index]),
             "track": Numbers(points.track[index]),
             "ts_ns": Numbers(points.time[index]),
-            "name": names,
+            "name": Coded(names[index], events.coded_texts),
             "series": coded(series),
             "value": Numbers(numbers, valid=valid),
         },

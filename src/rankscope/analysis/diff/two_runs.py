@@ -296,7 +296,8 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
     rules = rules or Rules()
     by_step = are_steps_comparable(base, new, scope)
     scope = scope if by_step else replace(scope, whole_file=True)
-    comparison = compare(*(collect(run, scope, rules.reports, by_step) for run in (base, new)), rules)
+    before, after = (collect(run, scope, rules.reports, by_step) for run in (base, new))
+    comparison = compare(before, after, rules)
     steps = [len(samples.steps) if samples.has_steps else 0 for samples in (comparison.base, comparison.new)]
     clock = clock_change(base, new, scope)
     is_clock = _explains(clock, comparison)

@@ -143,7 +143,7 @@ class JsonBatch(EventBatch):
     """The events of one block."""
 
     def __init__(
-        self, block: Block | BlockInFile, report: ReadReport, spare: list[bytearray], part: str
+        self, block: Block | BlockInFile, report: ReadReport, spare: list[bytearray], part: str = ""
     ) -> None:
         self._unread = block
         self._part = part
