@@ -90,6 +90,9 @@ PROFILER_STEP_PATTERN = r"^ProfilerStep#(\d{1,9})$"
 NUMBERED_STEP_PATTERN = r"(?i)^(?:train(?:ing)?[_ ]?)?(?:step|iter(?:ation)?)[ _#:=]*(\d{1,9})$"
 """Annotations of training steps: torch.profiler's, and those that programs number themselves."""
 
+ITERATIONS = "iterations"
+"""The source of steps that are inferred from kernels."""
+
 COMPILED_PATTERN = r"^(?:Torch-Compiled Region: |## Call CompiledFxGraph )"
 """Ranges that torch.compile's code runs in: one per compiled frame, and one per graph of Inductor."""
 

@@ -126,24 +126,35 @@ def test_an_op_that_communicates_decides_whatever_the_name_is(tmp_path: Path) ->
     assert run.rows("SELECT kind FROM collectives ORDER BY start_ns") == [("all_reduce",), ("other",)]
 
 
-def breakdown_notes(run: Run) -> list[str]:
-    return [note for note in REPORTS["breakdown"].analyse(run, Scope(), None).notes if "not known" in note]
+def summary_notes(run: Run) -> list[str]:
+    return [
+        note
+        for note in REPORTS["summary"].analyse(run, Scope().in_run(run), None).notes
+        if "counted as" in note
+    ]
 
 
 def test_a_large_kernel_of_unknown_meaning_is_named(tmp_path: Path) -> None:
     """Not one of a known family, not a small one, not one that an op launched."""
-    launch = slice_event("cudaLaunchKernel", 2, 1, cat="cuda_runtime", args={"correlation": 1})
-    events = [
-        slice_event("aten::something", 0, 10), launch, kernel_event("of_an_op", 10, 100, correlation=1),
-        kernel_event("void vendor::ring_step<8>(int*)", 200, 120), kernel_event("ampere_sgemm_128x64", 400, 150),
-        kernel_event("tiny", 600, 10),
-    ]  # fmt: skip
+    kernels = (
+        ("of_an_op", 100),
+        ("void vendor::ring_step<8>(int*)", 120),
+        ("ampere_sgemm_128x64", 150),
+        ("tiny", 10),
+    )
+    events = [slice_event("aten::something", 0, 6)]
+    for i, (name, dur) in enumerate(kernels):
+        at = 200.0 * i
+        events.append(
+            slice_event("cudaLaunchKernel", at + 2, 1, cat="cuda_runtime", args={"correlation": i + 1})
+        )
+        events.append(kernel_event(name, at + 10, dur, correlation=i + 1))
     path = write_kineto(tmp_path / "trace.json", events)
-    assert breakdown_notes(open_trace(path)) == [
+    assert summary_notes(open_trace(path)) == [
         "counted as compute, not known what they do: ring_step (32 % of the busy time); "
         "if one communicates: --comm-pattern 'ring_step'"
     ]
-    assert breakdown_notes(Run(ingest([path]), comm_patterns=("ring_step",))) == []
+    assert summary_notes(Run(ingest([path]), comm_patterns=("ring_step",))) == []
 
 
 def test_deepseek(tmp_path: Path, shared: Path) -> None:
@@ -155,4 +166,4 @@ def test_deepseek(tmp_path: Path, shared: Path) -> None:
     row = REPORTS["breakdown"].analyse(run, Scope().in_run(run), None).rows[0]
     assert round(row["overlap_pct"]) == 96
     assert round(100 - 100 * row["idle_ns"] / row["span_ns"]) == 99
-    assert breakdown_notes(run) == []
+    assert summary_notes(run) == []

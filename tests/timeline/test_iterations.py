@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conftest import examples, kernel_event, open_trace, slice_event, write_kineto
@@ -54,9 +54,10 @@ def sequences(draw: st.DrawFn) -> list[int]:
 
 
 @settings(max_examples=examples(2000))
-@given(names=sequences(), data=st.data())
-def test_the_repeats_are_those_of_brute_force(names: list[int], data: st.DataObject) -> None:
-    weights = data.draw(st.lists(st.integers(0, 9), min_size=len(names), max_size=len(names)))
+@given(names=sequences(), weight=st.lists(st.integers(0, 9), min_size=70, max_size=70))
+@example(names=[0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1, 0], weight=[0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 0, 4])
+def test_the_repeats_are_those_of_brute_force(names: list[int], weight: list[int]) -> None:
+    weights = weight[: len(names)]
     time = list(range(0, 10 * len(names), 10))
     expected = by_brute_force(names, weights) if sum(weights) else None
     got = find_repeats(*(np.array(column, dtype=np.int64) for column in (names, weights, time)))
@@ -150,11 +151,15 @@ def test_the_late_rank_is_found_without_steps(tmp_path: Path) -> None:
         events: list[dict[str, Any]] = []
         for i in range(12):
             at, own = 500 + 940.0 * i, 700.0 if rank == 2 else 400.0
-            kernels: tuple[tuple[str, float, float, dict[str, Any]], ...] = (("gemm", at + 20, own, {}), ("norm", at + 20 + own, 50.0, {}), (
-                "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 70 + own, 850 - own,
-                {"Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "dtype": "Float",
-                 "Group size": 4, "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]", "Seq": i},
-            ))  # fmt: skip
+            metadata = {
+                "Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "dtype": "Float",
+                "Group size": 4, "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]", "Seq": i,
+            }  # fmt: skip
+            kernels: list[tuple[str, float, float, dict[str, Any]]] = [
+                ("gemm", at + 20, own, {}),
+                ("norm", at + 20 + own, 50.0, {}),
+                ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 70 + own, 850 - own, metadata),
+            ]
             for number, (name, start, dur, args) in enumerate(kernels):
                 call = 10 * i + number + 1
                 launch = {"correlation": call}
@@ -168,6 +173,20 @@ def test_the_late_rank_is_found_without_steps(tmp_path: Path) -> None:
     faults = [finding for finding in collect(run, Scope().in_run(run)) if finding.accuses]
     assert [finding.ranks for finding in faults] == [(2,)]
     assert faults[0].cost_ns == pytest.approx(300_000, rel=0.1)
+
+
+def test_iterations_count_only_where_all_ranks_have_them(tmp_path: Path) -> None:
+    """Else the figures would be of some ranks; and no result that was kept before the other rank came is used."""
+    write_kineto(tmp_path / "rank-0.json", serving(12), distributedInfo={"rank": 0, "world_size": 2})
+    alone = Run(ingest([tmp_path]))
+    assert answer(alone, "summary").title.startswith("An inferred iteration")
+    other = [kernel_event(f"k{i}", 100.0 * i, 50.0) for i in range(20)]
+    write_kineto(tmp_path / "rank-1.json", other, distributedInfo={"rank": 1, "world_size": 2})
+    run = Run(ingest([tmp_path]))
+    assert run.rows("SELECT count(*) FROM steps") == [(0,)]
+    rows = answer(run, "breakdown").rows
+    assert [row["step"] for row in rows] == [None, None]
+    assert rows[0]["span_ns"] == answer(alone, "breakdown", Scope(whole_file=True)).rows[0]["span_ns"]
 
 
 def mixed(path: Path, calls: int, window_us: float) -> Run:

@@ -22,6 +22,7 @@ from rankscope.analysis.faults.report import has_peers, nothing_compared
 from rankscope.analysis.findings import collect
 from rankscope.analysis.health.doubts import as_note, contents, doubts
 from rankscope.analysis.questions import QUESTIONS
+from rankscope.analysis.within_rank.kernel_families import unknown_kernels
 from rankscope.ranges import role_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns, format_pair
@@ -89,6 +90,7 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = [
         *map(as_note, doubts(run, scope)),
         *(broken.notes if rows else ()),
+        *unknown_kernels(run, scope, sum(row["span_ns"] - row["idle_ns"] for row in parts.values())),
         *_missing(run, scope, rows, used_of),
     ]
     facts["verdict"] = _verdict(run, scope, facts["mean_step_ns"])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.model import ITERATIONS
 from rankscope.store.arrays import NONE, Ints, number_rows
 from rankscope.timeline.nesting import follow
 from rankscope.timeline.recording import Recording
@@ -45,7 +46,7 @@ def find_iterations(recording: Recording, slices: SliceColumns, links: Links) ->
     after = begin + len(starts) * period
     last = starts[-1] + round(float(np.median(np.diff(starts))))
     ends = np.append(starts[1:], max(min([last, *time[after : after + 1]]), time[after - 1] + 1))
-    return Steps(np.arange(len(starts)), starts, ends, "iterations")
+    return Steps(np.arange(len(starts)), starts, ends, ITERATIONS)
 
 
 def find_repeats(names: NDArray[Any], weights: Ints, time: Ints) -> tuple[int, int, int] | None:
@@ -60,8 +61,8 @@ def find_repeats(names: NDArray[Any], weights: Ints, time: Ints) -> tuple[int, i
     if not least:
         return None
     # Whatever has 60 % of the weight contains what is between 40 and 60 %. There the rarest name tells the periods.
-    low, high = np.searchsorted(total, (total[-1] - least, least), side="right").tolist()
-    low, high = low - 1, max(low, high - 1)
+    low = int(np.searchsorted(total, total[-1] - least, side="right")) - 1
+    high = max(low + 1, int(np.searchsorted(total, least)))
     anchor = low + int(np.bincount(names)[names[low:high]].argmin())
     periods = np.unique(np.abs(np.flatnonzero(names == names[anchor]) - anchor))
     periods = periods[(periods > 1) & (periods <= most)]

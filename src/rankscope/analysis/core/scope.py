@@ -13,6 +13,7 @@ from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.machine import Machine
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.errors import UsageError
+from rankscope.model import ITERATIONS
 from rankscope.ranges import as_ranges, numbers_in, parse_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import Ints, Mask
@@ -158,7 +159,7 @@ def all_steps(run: Run) -> Columns:
 
 def has_iterations(run: Run) -> bool:
     """Whether steps of the run are iterations that were inferred from its kernels."""
-    return any("iterations" in steps.sources for steps in rank_steps(run, Scope()).values())
+    return any(ITERATIONS in steps.sources for steps in rank_steps(run, Scope()).values())
 
 
 def in_order_of_start(columns: Columns) -> Columns:

@@ -16,7 +16,6 @@ from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope, cut_ranks
 from rankscope.analysis.core.step_times import windows
-from rankscope.analysis.within_rank.kernel_families import unknown_kernels
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -182,8 +181,6 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
         if ranks:
             whose = "" if len(ranks) == len(scope.ranks_in(run)) else f" of ranks {as_ranges(ranks)}"
             notes.append(f"no GPU events{missing}{whose}: {means}")
-    if busy := sum(row["span_ns"] - row["idle_ns"] for row in rows if row["step"] is None):
-        notes += unknown_kernels(run, scope, busy)
     facts = {"unrecorded_ns": unrecorded}
     return Result(
         "breakdown", "Where the time went", scope.window, COLUMNS, rows, notes=tuple(notes), facts=facts
