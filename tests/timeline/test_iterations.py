@@ -145,16 +145,17 @@ def test_the_summary_says_that_iterations_are_inferred(tmp_path: Path) -> None:
     assert not any("iterations" in note for note in whole.notes)
 
 
-def test_the_late_rank_is_found_without_steps(tmp_path: Path) -> None:
+def write_job(folder: Path, numbers: bool, first_of_rank_1: int) -> Run:
     """Rank 2 of four computes 300 µs longer in each of 12 iterations; the others wait in NCCL. The host runs ahead."""
     for rank in range(4):
         events: list[dict[str, Any]] = []
-        for i in range(12):
+        for i in range(first_of_rank_1 if rank == 1 else 0, 12):
             at, own = 500 + 940.0 * i, 700.0 if rank == 2 else 400.0
-            metadata = {
-                "Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "dtype": "Float",
-                "Group size": 4, "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]", "Seq": i,
+            metadata: dict[str, Any] = {
+                "Collective name": "allreduce", "In msg nelems": 1024 + i, "Out msg nelems": 1024 + i, "dtype": "Float",
+                "Group size": 4, "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]",
             }  # fmt: skip
+            metadata |= {"Seq": i} if numbers else {}
             kernels: list[tuple[str, float, float, dict[str, Any]]] = [
                 ("gemm", at + 20, own, {}),
                 ("norm", at + 20 + own, 50.0, {}),
@@ -168,11 +169,26 @@ def test_the_late_rank_is_found_without_steps(tmp_path: Path) -> None:
                 )
                 events.append(kernel_event(name, start, dur, correlation=call, **args))
         info = {"backend": "nccl", "rank": rank, "world_size": 4}
-        write_kineto(tmp_path / f"rank-{rank}.json", events, distributedInfo=info, baseTimeNanoseconds=10**18)
-    run = Run(ingest([tmp_path]))
+        write_kineto(folder / f"rank-{rank}.json", events, distributedInfo=info, baseTimeNanoseconds=10**18)
+    return Run(ingest([folder]))
+
+
+def test_the_late_rank_is_found_without_steps(tmp_path: Path) -> None:
+    run = write_job(tmp_path, True, 0)
     faults = [finding for finding in collect(run, Scope().in_run(run)) if finding.accuses]
     assert [finding.ranks for finding in faults] == [(2,)]
     assert faults[0].cost_ns == pytest.approx(300_000, rel=0.1)
+
+
+def test_collectives_without_numbers_are_not_matched_by_inferred_iterations(tmp_path: Path) -> None:
+    """Rank 1 began to record two iterations later: its first one is the third of the others."""
+    run = write_job(tmp_path, False, 2)
+    rows = run.collectives
+    ends = {
+        (match, round(end / 10_000))
+        for match, end in zip(rows.match.tolist(), rows.end.tolist(), strict=True)
+    }
+    assert len(ends) == 12 and len(rows.match) == 46
 
 
 def test_iterations_count_only_where_all_ranks_have_them(tmp_path: Path) -> None:
