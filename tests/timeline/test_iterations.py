@@ -18,6 +18,7 @@ from conftest import examples, kernel_event, open_trace, slice_event, write_kine
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.diff.samples import Measure, Samples, for_equal_work
 from rankscope.analysis.diff.two_runs import diff
 from rankscope.analysis.findings import collect
 from rankscope.analysis.summary import subject
@@ -234,6 +235,15 @@ def test_less_work_in_equal_time(tmp_path: Path, regular: bool) -> None:
     assert kernels == dict.fromkeys(("attention", "gemm", "sample"), (pytest.approx(0, abs=1e-6), "same"))
     back = diff(new, base, Scope())
     assert back.findings[0].title.startswith("13 % more work per second")
+
+
+def test_equal_work_is_that_of_a_rank() -> None:
+    """Twice as many ranks call each kernel twice as often."""
+    span = Measure("breakdown", "span")
+    base = Samples([-1], 2, {span: [100.0]}, calls={"a": (10, 50.0), "b": (10, 20.0), "gone": (5, 5.0)})
+    new = Samples([-1], 4, {span: [100.0]}, calls={"a": (10, 50.0), "b": (10, 20.0), "new": (9, 9.0)})
+    assert for_equal_work(base, new).values == {span: [pytest.approx(200.0)]}
+    assert for_equal_work(base, Samples([-1], 4, {span: [100.0]})).values == {span: [100.0]}
 
 
 def test_runs_whose_iterations_differ_are_compared_by_work(tmp_path: Path) -> None:

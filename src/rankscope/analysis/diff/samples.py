@@ -108,18 +108,15 @@ class Samples:
 def for_equal_work(base: Samples, new: Samples) -> Samples:
     """The new run with the times that it needs for the calls of the first: where not both have steps, each window ends
     where the profiler was stopped, and holds as many calls as came until then."""
-    work = [0.0, 0.0]
-    for name in base.calls.keys() & new.calls.keys():
-        (before, took), (now, takes) = base.calls[name], new.calls[name]
-        mean = (took + takes) / (before + now)
-        work[0] += before * mean
-        work[1] += now * mean
-    if not all(work):
+    calls = [(*base.calls[name], *new.calls[name]) for name in base.calls.keys() & new.calls.keys()]
+    before, took, now, takes = np.array(calls, dtype=np.float64).reshape(-1, 4).T
+    mean = (took + takes) / (before + now)
+    work = now @ mean * base.ranks
+    if not work:
         return new
+    factor = float(before @ mean * new.ranks / work)
     times = {
-        measure: values
-        if unit_of(measure.report) == "bytes"
-        else [value * work[0] / work[1] for value in values]
+        measure: values if unit_of(measure.report) == "bytes" else [value * factor for value in values]
         for measure, values in new.values.items()
     }
     return replace(new, values=times)
@@ -127,13 +124,11 @@ def for_equal_work(base: Samples, new: Samples) -> Samples:
 
 def are_steps_comparable(base: Run, new: Run, scope: Scope) -> bool:
     """Not where one run has none, nor inferred ones that are not the same number of kernels."""
+    steps = [len(all_steps(run)["step"]) for run in (base, new)]
     if scope.steps is not None or not (has_iterations(base) or has_iterations(new)):
-        return scope.steps is not None or bool(len(all_steps(base)["step"]) and len(all_steps(new)["step"]))
-    kernels = [
-        run.rows("SELECT count(*) FROM gpu WHERE category = 'kernel' AND step IS NOT NULL")[0][0]
-        / max(len(all_steps(run)["step"]), 1)
-        for run in (base, new)
-    ]
+        return scope.steps is not None or all(steps)
+    counted = "SELECT count(*) FROM gpu WHERE category = 'kernel' AND step IS NOT NULL"
+    kernels = [run.rows(counted)[0][0] / max(count, 1) for run, count in zip((base, new), steps, strict=True)]
     return not scope.whole_file and max(kernels) - min(kernels) <= _SAME_KERNELS * max(kernels)
 
 
