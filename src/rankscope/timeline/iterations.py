@@ -17,6 +17,8 @@ LEAST_REPEATS, LEAST_SHARE = 3, 0.6
 """Of a sequence that counts as iterations; the share is of the busy time of its stream."""
 _NEAR = 64
 """Kernels that are compared for all periods at once."""
+_MOST_PERIODS = 256
+"""That are tried, the shortest first. More are left where nearly all kernels have one name."""
 _CLEAR_GAP = 2
 """An iteration begins at the longest pause between launches, where that is so many times the one at which the first
 repeat begins."""
@@ -70,7 +72,7 @@ def find_repeats(names: NDArray[Any], weights: Ints, time: Ints) -> tuple[int, i
     for index in range(low, min(high, low + _NEAR)):
         again = around[most + index + np.stack([periods, -periods])] == names[index]
         periods = periods[again.any(axis=0)]
-    for period in periods.tolist():
+    for period in periods[:_MOST_PERIODS].tolist():
         breaks = np.flatnonzero(names[period:] != names[:-period])
         for start in (anchor, anchor - period):
             at = int(np.searchsorted(breaks, start))
