@@ -9,7 +9,10 @@ KIND_PATTERNS = (
     ("reduce_scatter", "reducescatter"),
     ("all_reduce", "allreduce|crossdevicereduce"),
     ("all_gather", "allgather"),
-    ("all_to_all", "alltoall|allall|deepep"),
+    (
+        "all_to_all",
+        "alltoall|allall|deepep|dpskep|hybridep|(?:inter|intra)node|aadispatch|aacombine|(?:dispatch|combine)kernel",
+    ),
     ("barrier", "barrier"),
     ("broadcast", "broadcast"),
     ("sendrecv", "sendrecv|collectivepermute"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rankscope.records import dataclass
 from rankscope.sql import sql_name
 
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 """Of the store on disk. A store of another version is built again from the raw files."""
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -55,8 +55,25 @@ CATEGORY_ALIASES = {
 }
 """Categories of torch 1.8 to 1.10, Paddle, MTIA and Proton, and those used here: timeline/recording.py applies them."""
 
-COLLECTIVE_NAME_PATTERN = r"(?i)(?:^|[^a-z])(?:nccl|rccl|oneccl|msccl|nvshmem|deep_?ep)|cross_device_reduce"
-"""Names of kernels that communicate, for files without collective metadata (docs/facts.md, Kineto traces)."""
+COLLECTIVE_NAME_PATTERN = "(?i)" + "|".join(
+    (
+        # Libraries of collectives; hcom_ is HCCL's, the stream kernels are NVSHMEM's.
+        r"(?:^|[^a-z])(?:[hmnprx]ccl|oneccl|msccl|nvshmem|rocshmem|hcom_)",
+        r"(?:barrier|sync)(?:_all)?_on_stream_kernel",
+        # Exchange of tokens among experts: DeepEP under any namespace, HybridEP, pplx, MORI, TensorRT-LLM.
+        r"(?:^|[^a-z])(?:deep_?ep|dpsk(?:::|2)ep|hybrid_?ep)(?:[^a-z]|$)|(?:inter|intra)node(?:_ll)?::",
+        r"(?:\(anonymous namespace\)|<unnamed>|pplx[\w:]*)::(?:dispatch|combine)Kernel|a2a_(?:dispatch|combine)_",
+        r"Ep(?:Dispatch|Combine)(?:Inter|Intra)Node|moeA2A|trtllm_(?:moe_)?alltoall",
+        # Collectives on memory that all ranks see: torch, vLLM, SGLang, TensorRT-LLM, FlashInfer, AITER, userbuffers.
+        r"all_?(?:reduce|to_?all)v?\w*kernel|multimem_\w*kernel|::(?:barrier|put_signal|wait_signal)_kernel",
+        r"cross_device_(?:reduce|store)|quickreduce::|allreduce_LL_|mnnvl|ar_fusion::|(?:^|[^a-z])k?userbuffers_",
+    )
+)
+"""Names of kernels that communicate, where neither metadata nor an op of torch's tells (docs/facts.md, Kineto traces).
+Inductor's kernels only mention the collective that they were fused from: triton_poi_fused_all_reduce_0."""
+
+COMMUNICATING_CALLS = ("c10d::", "record_param_comms")
+"""Names of ops begin with these whose own kernels communicate, whatever the kernels' names are."""
 
 HOST_COLLECTIVE_PATTERN = (
     r"(?i)^(?:gloo|mpi|ucc):"
@@ -72,6 +89,9 @@ GRAPH_LAUNCH_PATTERN = r"^(?:cuda|cu|hip)GraphLaunch"
 PROFILER_STEP_PATTERN = r"^ProfilerStep#(\d{1,9})$"
 NUMBERED_STEP_PATTERN = r"(?i)^(?:train(?:ing)?[_ ]?)?(?:step|iter(?:ation)?)[ _#:=]*(\d{1,9})$"
 """Annotations of training steps: torch.profiler's, and those that programs number themselves."""
+
+ITERATIONS = "iterations"
+"""The source of steps that are inferred from kernels."""
 
 COMPILED_PATTERN = r"^(?:Torch-Compiled Region: |## Call CompiledFxGraph )"
 """Ranges that torch.compile's code runs in: one per compiled frame, and one per graph of Inductor."""
@@ -342,7 +362,7 @@ STEPS = Table(
         Field(
             "source",
             "VARCHAR",
-            "profiler (ProfilerStep#N), annotation or optimizer: what it was inferred from",
+            "profiler (ProfilerStep#N), or what it was inferred from: annotation, optimizer, iterations of kernels",
         ),
     ),
 )

@@ -39,7 +39,10 @@ def synthetic(folder: Path, events: int = 7_000, **plan: Any) -> Run:
 def captures(tmp_path_factory: pytest.TempPathFactory) -> list[Samples]:
     """The same program captured fifteen times: 105 pairs."""
     folder = tmp_path_factory.mktemp("captures")
-    return [collect(synthetic(folder / str(seed), seed=seed), Scope(), REPORTS) for seed in range(15)]
+    return [
+        collect(synthetic(folder / str(seed), seed=seed), Scope(), REPORTS, by_step=True)
+        for seed in range(15)
+    ]
 
 
 def called(rows: Sequence[Row]) -> Sequence[Row]:

@@ -236,19 +236,25 @@ def test_processes_on_one_device_are_ranks_in_order_of_start(tmp_path: Path) -> 
     assert run.rows("SELECT rank, name FROM gpu ORDER BY rank") == [(0, "gemm of 600"), (1, "gemm of 601")]
 
 
-def test_processes_that_all_run_nccl_on_their_own_devices_are_ranks(tmp_path: Path) -> None:
-    path = two_processes(tmp_path / "node.sqlite", kernel="ncclDevKernel_AllReduce")
+@pytest.mark.parametrize("command", [(), ("python3", "train.py")])
+def test_processes_on_devices_of_their_own_are_ranks(command: tuple[str, ...], tmp_path: Path) -> None:
+    path = two_processes(tmp_path / "node.sqlite", *command)
     assert [(part.rank, part.part) for part in NSYS.identify_parts(path)] == [(0, "rank 0"), (1, "rank 1")]
     assert NSYS.open(path, "rank 0").header["processes"] == [601]
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("python3", "train.py"), ("torchrun", "--nproc-per-node=4", "train.py")]
+    ("command", "devices"),
+    [
+        ((), (0, 0)),
+        (("python3", "train.py"), (0, 0)),
+        (("torchrun", "--nproc-per-node=4", "train.py"), (1, 0)),
+    ],
 )
 def test_processes_of_unknown_rank_are_merged_and_it_is_said(
-    command: tuple[str, ...], tmp_path: Path
+    command: tuple[str, ...], devices: tuple[int, int], tmp_path: Path
 ) -> None:
-    path = two_processes(tmp_path / "report.sqlite", *command)
+    path = two_processes(tmp_path / "report.sqlite", *command, devices=devices)
     said: list[str] = []
     run = Run(ingest([path], Options(cache=tmp_path / "cache"), IngestProgress(say=said.append)))
     assert run.rows("SELECT rank, count(*) FROM gpu GROUP BY 1") == [(0, 2)]
@@ -497,3 +503,13 @@ def test_kernels_that_nsys_lost_are_a_doubt(
     assert [row["rank"] for row in breakdown(run, Scope()).rows] == []
     if said:
         assert [report(run, Scope()).findings for report in (idle, syncs, critical)] == [(), (), ()]
+
+
+def test_two_processes_on_two_gpus_of_a_public_report(shared: Path, tmp_path: Path) -> None:
+    """FastVideo on two H100 (nsys-ai): nothing tells the ranks but the devices."""
+    report = shared / "public/nsys-ai/h100_2gpu_1s.sqlite"
+    run = Run(ingest([report], Options(cache=tmp_path)))
+    rows = run.rows(
+        "SELECT rank, device, count(*) FROM gpu WHERE category = 'kernel' GROUP BY ALL ORDER BY ALL"
+    )
+    assert rows == [(0, 0, 1721), (1, 1, 1721)]

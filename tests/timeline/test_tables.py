@@ -243,3 +243,21 @@ def test_joined_texts_are_found_again() -> None:
     assert read == [text for text in texts if text is not None]
     assert begins == [4, *(end + 4 for end in ends[:-1])] and ends[-1] == len(data)
     assert joined_texts([])[0] == b"" and joined_texts([None])[1].tolist() == [NO_ARGS]
+
+
+def test_hardware_counters_of_kineto(tmp_path: Path) -> None:
+    """As libkineto's output_json.cpp writes samples of CUPTI: the quantity is the name, the value has no name."""
+    events: list[Any] = [kernel_event("k", 0, 100)]
+    counter = {"ph": "C", "cat": "hardware_counters", "name": "sm__cycles_active.avg.pct", "tid": 0}
+    events += [
+        counter | {"pid": f"GPU {gpu} Counters", "ts": 10.0 * i, "args": {"": 12.5 * i + gpu}}
+        for i in range(3)
+        for gpu in (0, 1)
+    ]
+    events.append({"ph": "C", "name": "queue", "pid": 1, "tid": 0, "ts": 5.0, "args": {"requests": 3}})
+    run = open_trace(write_kineto(tmp_path / "trace.json", events))
+    assert run.rows("SELECT name, series, ts_ns, value FROM counters ORDER BY ALL") == [
+        *(("GPU 0 Counters", "sm__cycles_active.avg.pct", 10_000 * i, 12.5 * i) for i in range(3)),
+        *(("GPU 1 Counters", "sm__cycles_active.avg.pct", 10_000 * i, 12.5 * i + 1) for i in range(3)),
+        ("queue", "requests", 5000, 3.0),
+    ]

@@ -10,7 +10,7 @@ from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.ceilings import ceilings, device_names
 from rankscope.analysis.core.device_events import has_gpu, has_launches, runs_on_cpu
 from rankscope.analysis.core.result import Column, NoteKind, Result, Row, note_kind
-from rankscope.analysis.core.scope import NO_STEP, Scope, cut_ranks, in_whole_files
+from rankscope.analysis.core.scope import NO_STEP, Scope, cut_ranks, has_iterations, in_whole_files
 from rankscope.analysis.core.step_times import (
     mean_step_ns,
     periods,
@@ -22,6 +22,7 @@ from rankscope.analysis.faults.report import has_peers, nothing_compared
 from rankscope.analysis.findings import collect
 from rankscope.analysis.health.doubts import as_note, contents, doubts
 from rankscope.analysis.questions import QUESTIONS
+from rankscope.analysis.within_rank.kernel_families import unknown_kernels
 from rankscope.ranges import role_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns, format_pair
@@ -89,6 +90,7 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = [
         *map(as_note, doubts(run, scope)),
         *(broken.notes if rows else ()),
+        *unknown_kernels(run, scope, sum(row["span_ns"] - row["idle_ns"] for row in parts.values())),
         *_missing(run, scope, rows, used_of),
     ]
     facts["verdict"] = _verdict(run, scope, facts["mean_step_ns"])
@@ -126,6 +128,8 @@ def step_parts(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
         return _other_files(run, scope) or contents(run, scope) or "Nothing was recorded that takes time"
     if facts["step_ns"] is not None:
         text = _step_time(facts)
+        if has_iterations(run):
+            text = text.replace("A step", "An inferred iteration", 1)
     elif in_whole_files(run, scope).ranks == frozenset():
         return "The recording is cut: where the time goes is not known"
     else:
@@ -177,7 +181,9 @@ def subject(run: Run, scope: Scope, result: Result) -> str:
     steps = max((row["steps"] for row in result.rows), default=0)
     words = [
         f"{ranks} rank{'s' * (ranks != 1)}" + f" ({role_words(run.roles)})" * bool(run.roles),
-        f"{steps} step{'s' * (steps != 1)}" if steps else "no steps",
+        f"{steps} {'inferred iteration' if has_iterations(run) else 'step'}{'s' * (steps != 1)}"
+        if steps
+        else "no steps",
     ]
     if has_gpu(run, scope):
         words += sorted(set(device_names(run, scope).values()) - {""})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,8 +23,11 @@ _MOST_RANKS = 1 << 20
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)
 # nsys and ncu reports are commonly written with `-o name_%q{RANK}`; flight-recorder dumps are named _dump_3,
 # Megatron's memory snapshots snapshot_3.pickle.
+# TORCH_NCCL_DEBUG_INFO_TEMP_FILE is a prefix, often with the host: nccl_trace_rank_node02_5.
 _RANK_AT_END = re.compile(
-    r"_(\d{1,5})\.(?:nsys-rep|sqlite|ncu-rep)$|(?:_dump_|snapshot_)(\d{1,6})(?:\.[a-z.]+)?$", re.IGNORECASE
+    r"_(\d{1,5})\.(?:nsys-rep|sqlite|ncu-rep)$"
+    r"|(?:_dump_|snapshot_|(?:nccl|comm_lib)_trace_rank_(?:.*_)?)(\d{1,6})(?:\.[a-z.]+)?$",
+    re.IGNORECASE,
 )
 
 NCCL_PLUGIN_EVENT = re.compile(
@@ -281,9 +284,39 @@ def rank_from_name(path: Path) -> int | None:
     return ranks.pop() if len(ranks) == 1 else None
 
 
+_OF_SERVING = re.compile(r"(.*-)(TP-\d+(?:-(?:DP|PP|EP)-\d+)*)((?:-[A-Z]+)?\.trace\.json.*)")
+_KIND_AND_NUMBER = re.compile(r"(TP|DP|PP|EP)-?(\d+)")
+
+
 def identity_from_name(path: Path) -> TraceIdentity:
-    rank = rank_from_name(path)
+    """SGLang's names, ID-TP-3-DP-1-DECODE.trace.json.gz, tell the rank together with those of the files beside it."""
+    rank, match = rank_from_name(path), _OF_SERVING.fullmatch(path.name)
+    if rank is None and match:
+        begin, label, end = match.groups()
+        others = [label]
+        with suppress(OSError):
+            names = (file.name for file in path.parent.iterdir())
+            beside = (
+                name[len(begin) : -len(end)]
+                for name in names
+                if name.startswith(begin) and name.endswith(end)
+            )
+            others += beside
+        rank = ranks_by_label(others)[label]
     return TraceIdentity(rank, "" if rank is None else "file name")
+
+
+def ranks_by_label(labels: Iterable[str]) -> dict[str, int]:
+    """The ranks that labels such as TP-3-PP-1 or TP03-PP01 mean: the number of tensor parallelism, which that of the
+    experts and of the attention's data divides, unless several stages or engines have the same numbers.
+    """
+    place = {}
+    for label in sorted(labels):
+        numbers = dict(_KIND_AND_NUMBER.findall(label))
+        place[label] = [int(numbers.get(kind, 0)) for kind in ("PP", "DP", "TP")]
+    if len({tensor for *_, tensor in place.values()}) == len(place):
+        return {label: tensor for label, (*_, tensor) in place.items()}
+    return {label: rank for rank, label in enumerate(sorted(place, key=place.__getitem__))}
 
 
 def need_c_parts(path: Path) -> None:

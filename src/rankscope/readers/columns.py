@@ -6,7 +6,7 @@ A column that only few events have is sparse: the indices of those events, and a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -194,8 +194,28 @@ class EventColumns:
         return {event: str(view[first:last], "utf-8") for event, first, last in rows}
 
 
+def only_process(columns: EventColumns, prefix: str) -> EventColumns:
+    """The events whose process begins with this text, without it."""
+    texts = list(columns.texts)
+    kept = np.array([text.startswith(prefix) for text in texts])[columns.pid]
+    place = np.cumsum(kept, dtype=np.int32) - 1
+    changed: dict[str, Any] = {name: getattr(columns, name)[kept] for name in _DENSE}
+    for events, names in _SPARSE.items():
+        index = getattr(columns, events)
+        there = kept[index]
+        changed |= {name: getattr(columns, name)[there] for name in names}
+        changed[events] = place[index[there]]
+    return replace(columns, texts=Texts.of(text.removeprefix(prefix) for text in texts), **changed)
+
+
 LINKS = ("correlation", "external_id", "device", "stream", "bytes")
 """The numbers among the sparse columns."""
+_DENSE = ("phase", "category", "name", "pid", "tid", "flow", "time", "duration", "args_offset")
+_SPARSE = {
+    "linked": (*LINKS, "collective"),
+    "memory_events": ("memory",),
+    "computing": ("shapes",),
+}
 
 
 def event_columns(

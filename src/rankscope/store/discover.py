@@ -199,6 +199,10 @@ class Folders:
         return ranks, [missing]
 
 
+_MERGED = "merged-"
+"""Begins the name of the file into which SGLang puts the traces of all ranks: merged-ID beside ID-TP-0, ID-TP-1, …"""
+
+
 def without_twins(paths: Collection[Path]) -> list[Path]:
     """Of a report and its exports one is used: the fullest export unless it is older."""
     present = set(paths)
@@ -212,6 +216,9 @@ def without_twins(paths: Collection[Path]) -> list[Path]:
                 for other in present
                 if other != path and other.parent == path.parent
             )
+        if path.name.startswith(_MERGED):
+            parts = path.name.removeprefix(_MERGED).removesuffix(JSON_NAME) + "-TP-"
+            return any(other.name.startswith(parts) and other.parent == path.parent for other in present)
         if path.name.endswith(JSON_NAME):
             return path.with_name(path.name.removesuffix(JSON_NAME) + XPLANE_NAME) in present
         for report_ending, export_endings in _EXPORTS.items():

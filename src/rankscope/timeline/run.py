@@ -15,6 +15,7 @@ from rankscope.files import unique_name
 from rankscope.model import (
     COLLECTIVE_NAME_PATTERN,
     COLLECTIVES,
+    ITERATIONS,
     NCCL_FORMATS,
     TIMELINE_FORMATS,
     TRACKS,
@@ -313,9 +314,10 @@ class Run:
         return begins
 
     @cached_property
-    def _first_steps(self) -> dict[File, int]:
+    def _first_steps(self) -> dict[File, int | None]:
         """By file, what is added to its steps. A file without ProfilerStep#N counts its steps from 0: the second cycle
-        of a rank continues where the first cycles of all ranks end.
+        of a rank continues where the first cycles of all ranks end. None where its steps do not count: they are
+        inferred iterations, and other files have none, or have steps.
         """
         if self._part is not None:
             return self._part.whole._first_steps
@@ -323,12 +325,16 @@ class Run:
         for entry in sorted(self.timelines, key=lambda entry: entry.unix_origin_ns):
             if entry.manifest["steps"] and entry.manifest["steps_source"] != "profiler":
                 cycles.setdefault(entry.rank, []).append(entry)
-        first_steps: dict[File, int] = {}
+        first_steps: dict[File, int | None] = {}
         first = 0
         for together in zip_longest(*cycles.values()):
             entries = [entry for entry in together if entry is not None]
             first_steps |= {(entry.rank, entry.segment): first for entry in entries if first}
             first += max(int(entry.manifest["steps"]) for entry in entries)
+        traces = [entry for entry in self.timelines if entry.format in TIMELINE_FORMATS]
+        inferred = [entry for entry in traces if entry.manifest["steps_source"] == ITERATIONS]
+        if len(inferred) < len(traces):
+            first_steps |= {(entry.rank, entry.segment): None for entry in inferred}
         return first_steps
 
     @cached_property

@@ -51,6 +51,7 @@ from rankscope.store.table_files import Scratch, TableFiles, coded, columns_of, 
 from rankscope.store.worker import Progress
 from rankscope.text.json_values import all_arguments, number_of, text_of
 from rankscope.timeline.collectives.table import RecordedCall, recorded_calls, write_collectives
+from rankscope.timeline.iterations import find_iterations
 from rankscope.timeline.nesting import by_level, follow, nest, self_time
 from rankscope.timeline.recording import (
     COUNTER_PHASES,
@@ -81,6 +82,8 @@ from rankscope.version import __version__
 _GRAPH_LAUNCH = re.compile(GRAPH_LAUNCH_PATTERN)
 _COMPILED = re.compile(COMPILED_PATTERN)
 _EXACT = 1 << 53
+_HARDWARE_COUNTERS = "hardware_counters"
+"""The category of samples of CUPTI (ActivityType HARDWARE_COUNTERS of Kineto)."""
 _MEMORY_COLUMNS = {
     "bytes": "Bytes",
     "allocated_bytes": "Total Allocated",
@@ -111,10 +114,12 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     nested = NestedSlices(recording, slices, nesting)
     tables = [pool.submit(_write_links, files, nested), pool.submit(_write_counters, files, recording)]
     steps, kinds = steps_found.result(), kinds_of_slices.result()
-    step_at_start = pool.submit(lambda: scratch.moved(steps.at(slices.time)))
     self_ns = pool.submit(lambda: scratch.moved(self_time(nesting, slices.duration)))
     links = _moved(link(recording, slices, nesting, kinds, pool), scratch)
     is_gpu = kinds.is_gpu
+    if not len(steps.number):
+        steps = find_iterations(recording, slices, links)
+    step_at_start = pool.submit(lambda: scratch.moved(steps.at(slices.time)))
     del kinds, kinds_of_slices  # the other masks are not needed any more
     scratch.release()
     device = pool.submit(device_time, links.op, is_gpu, slices.duration, nesting.row)
@@ -278,6 +283,11 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
     if {*map(type, pairs)} - {dict}:
         pairs = [*map(_pairs, pairs)]
         series = map(str, chain.from_iterable(pairs))
+    names, of_gpu = points.name, events.category[points.event] == recording.code(_HARDWARE_COUNTERS)
+    if of_gpu.any():  # Kineto's name is the quantity, the GPU that of the process; the value has no name
+        for at in np.flatnonzero(of_gpu).tolist():
+            pairs[at] = dict(zip([events.texts[names[at]]], pairs[at].values(), strict=False))
+        names = np.where(of_gpu, events.pid[points.event], names)
     index = np.repeat(np.arange(len(pairs)), [*map(len, pairs)])
     numbers, valid = _numbers([*chain.from_iterable(map(dict.values, pairs))])
     files.write_rows(
@@ -286,7 +296,7 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
             "id": Numbers(points.event[index]),
             "track": Numbers(points.track[index]),
             "ts_ns": Numbers(points.time[index]),
-            "name": Coded(points.name[index], events.coded_texts),
+            "name": Coded(names[index], events.coded_texts),
             "series": coded(series),
             "value": Numbers(numbers, valid=valid),
         },

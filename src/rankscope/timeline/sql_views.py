@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.model import (
     COLLECTIVES,
+    COMMUNICATING_CALLS,
     COPY_CATEGORIES,
     EVENTS,
     FURTHER_TABLES,
@@ -93,7 +94,7 @@ class SqlViews:
     without_collectives: Collection[str]
     """Formats of files whose collectives are not."""
     axis: TimeAxis
-    first_steps: Mapping[File, int]
+    first_steps: Mapping[File, int | None]
     comm_patterns: Sequence[str]
     """Names of device activity that communicates."""
 
@@ -177,6 +178,10 @@ class SqlViews:
         DuckDB takes rank and segment of several files from the names of the store's own folders: it is given no others.
         """
         owners = with_rows(table, self.used, self.without_collectives)
+        if table is STEPS:
+            owners = [
+                entry for entry in owners if self.first_steps.get((entry.rank, entry.segment), 0) is not None
+            ]
         paths = [self.folder / name for entry in owners for name in entry.files_of(table)]
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
@@ -187,13 +192,13 @@ class SqlViews:
             keys = f"{rank}::INTEGER AS rank, {segment}::INTEGER AS segment"
             hive, joined = "false", ""
             shift = f"{self.axis.shifts.get(file, 0)}::BIGINT"
-            later = str(self.first_steps.get(file, ""))
+            later = str(self.first_steps.get(file, "")).replace("None", "NULL")
         else:
             keys = "p.rank, p.segment"
             hive = "true, hive_types={'rank': INTEGER, 'segment': INTEGER}"
             shift, joined = self._shifts_of(owners)
             cases = " ".join(
-                f"WHEN p.rank = {rank} AND p.segment = {segment} THEN {first}"
+                f"WHEN p.rank = {rank} AND p.segment = {segment} THEN {'NULL' if first is None else first}"
                 for (rank, segment), first in self.first_steps.items()
             )
             later = f"CASE {cases} ELSE 0 END" if cases else ""
@@ -228,6 +233,7 @@ class SqlViews:
         communicates = " OR ".join(
             f"regexp_matches(name, {sql_text(pattern)})" for pattern in self.comm_patterns
         )
+        calls = " OR ".join(f"starts_with(g.op_name, {sql_text(call)})" for call in COMMUNICATING_CALLS)
         copies = sql_texts(COPY_CATEGORIES)
         yield _INTERNAL
         yield (
@@ -236,7 +242,8 @@ class SqlViews:
         )
         yield (
             f"CREATE VIEW gpu AS SELECT g.*, CASE WHEN g.category IN ({copies}) THEN 'COPY' "
-            "WHEN g.collective IS NOT NULL OR g.name IN (FROM internal.communicating_names) THEN 'COMM' "
+            "WHEN g.collective IS NOT NULL OR g.name IN (FROM internal.communicating_names) "
+            f"OR {calls} THEN 'COMM' "
             f"ELSE 'COMPUTE' END AS class FROM ({rows}) g"
         )
 

@@ -1,8 +1,8 @@
 """The GPU events of a rank as arrays, each with its class and its launch.
 
-The class of a GPU event is COPY (a copy or a fill), COMM (it has the metadata of a collective, else its name tells) or
-COMPUTE (any other kernel). Reports read rank by rank, so that only the arrays of a few ranks need be in memory at a
-time. The arrays of small runs are kept for the next report.
+The class of a GPU event is COPY (a copy or a fill), COMM (it has the metadata of a collective, or an op of torch's
+communication launched it, else its name tells) or COMPUTE (any other kernel). Reports read rank by rank, so that only
+the arrays of a few ranks need be in memory at a time. The arrays of small runs are kept for the next report.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from rankscope.analysis.core.advice import framework, how_to_record
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import gpu_counts, has_gpu, slice_counts
 from rankscope.analysis.core.result import Note, NoteKind, left_out_note
-from rankscope.analysis.core.scope import Scope, rank_steps
+from rankscope.analysis.core.scope import Scope, has_iterations, rank_steps
+from rankscope.model import ITERATIONS
 from rankscope.timeline.collectives.loading import recording_sessions
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -27,7 +28,11 @@ def no_steps(run: Run) -> str:
 
 def left_out(run: Run, scope: Scope) -> list[str]:
     """Notes on events that are in no table, over the ranks in scope."""
-    return list(_left_out(run, scope.only_ranks()))
+    notes = list(_left_out(run, scope.only_ranks()))
+    if has_iterations(run) and not scope.whole_file:
+        how = "no steps in the file: inferred iterations, the kernels that the busiest stream repeats"
+        notes.append(Note.of(NoteKind.LEFT_OUT, f"{how} (--window file does without)"))
+    return notes
 
 
 @once_per_run
@@ -47,7 +52,7 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
             left_out_note(f"{files}: another tool's file of the same rank is used (--prefer changes that)")
         )
     told = {source for steps in rank_steps(run, scope).values() for source in steps.sources}
-    if inferred := sorted(told - {"profiler"}):
+    if inferred := sorted(told - {"profiler", ITERATIONS}):
         ways = {"optimizer": "optimizer steps", "annotation": "numbered annotations"}
         missing = "no ProfilerStep in the file: " if framework(run) == "torch" else ""
         how = f"{missing}steps are inferred from {ways.get(inferred[0], inferred[0])}"

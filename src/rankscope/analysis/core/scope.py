@@ -13,6 +13,7 @@ from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.machine import Machine
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.errors import UsageError
+from rankscope.model import ITERATIONS
 from rankscope.ranges import as_ranges, numbers_in, parse_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import Ints, Mask
@@ -154,6 +155,11 @@ def all_steps(run: Run) -> Columns:
         for name in _TIMES:
             columns[name].append(getattr(steps, name) + run.origin_ns(rank))
     return {name: np.concatenate(parts) for name, parts in columns.items()}
+
+
+def has_iterations(run: Run) -> bool:
+    """Whether steps of the run are iterations that were inferred from its kernels."""
+    return any(ITERATIONS in steps.sources for steps in rank_steps(run, Scope()).values())
 
 
 def in_order_of_start(columns: Columns) -> Columns:

@@ -16,7 +16,14 @@ from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, union
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.scope import NO_STEP, Scope, all_steps, in_order_of_start, steps_in_scope
+from rankscope.analysis.core.scope import (
+    NO_STEP,
+    Scope,
+    all_steps,
+    has_iterations,
+    in_order_of_start,
+    steps_in_scope,
+)
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.records import dataclass
 from rankscope.store.arrays import Mask, number_rows, unique_values
@@ -77,7 +84,10 @@ def windows(run: Run, scope: Scope) -> Windows:
 
 @once_per_run
 def periods(run: Run, scope: Scope) -> Windows:
-    """The steps in scope, all of them where it names none; in a run without steps its cycles."""
+    """The steps in scope, all of them where it names none; in a run without steps its cycles. So it is with inferred
+    iterations where the whole file is asked for."""
+    if scope.whole_file and has_iterations(run):
+        return _cycles(run, scope)
     steps = windows(run, scope if scope.steps else replace(scope, steps=(0, np.iinfo(np.int64).max)))
     return steps if len(steps) else _cycles(run, scope)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankscope.analysis.core.result import left_out_note
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
-from rankscope.analysis.diff.samples import REPORTS, SPAN, STEP, Measure, Samples, unit_of
+from rankscope.analysis.diff.samples import REPORTS, SPAN, STEP, Measure, Samples, for_equal_work, unit_of
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import Floats, Ints
 
@@ -127,6 +127,8 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     notes = list(_comparability_notes(base, new))
     if {base.has_shapes, new.has_shapes} == {True, False}:
         base, new = base.without_shapes(), new.without_shapes()
+    if not (base.has_steps and new.has_steps):
+        new = for_equal_work(base, new)
     base, new = _without_slow_first(base, "base", notes), _without_slow_first(new, "new", notes)
     measures = _measures(base, new, rules, notes)
     headline = STEP if base.has_steps and new.has_steps else SPAN
@@ -139,7 +141,11 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
             values = (np.array([side.values[measure] for measure in tested]) for side in (base, new))
             p_values |= dict(zip(tested, adjusted_p(*values).tolist(), strict=True))
     least = steps_to_be_sure()
-    if few:
+    if not (base.has_steps and new.has_steps):
+        notes.append(
+            f"one window of each run is no sample: only changes over {FEW_CHANGE_PCT:g} % are called"
+        )
+    elif few:
         notes.append(
             f"{len(base.steps)} against {len(new.steps)} steps are too few for the test (p is at least "
             f"{smallest_p(len(base.steps), len(new.steps)):.2g}). A change counts only over {FEW_CHANGE_PCT:g} % and "
@@ -261,8 +267,8 @@ def _comparability_notes(base: Samples, new: Samples) -> Iterable[str]:
     for name, samples in (("base", base), ("new", new)):
         if not samples.has_steps:
             yield (
-                f"{name} has no steps: the totals of its whole window are compared. Call profiler.step() in the loop, "
-                "or capture with rankscope profile, which counts optimizer steps"
+                f"{name} has no steps: times for equal work are compared, by the calls of each kernel. Call "
+                "profiler.step() in the loop, or capture with rankscope profile, which counts optimizer steps"
             )
         if not samples.on_device:
             yield f"{name} has no GPU events: ops are compared by host time"

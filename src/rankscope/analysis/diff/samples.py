@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rankscope.analysis.core.device_events import has_gpu
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, all_steps, has_iterations
 from rankscope.analysis.core.step_times import run_step, run_step_times
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.analysis.within_rank.kernel_families import family
@@ -27,6 +27,10 @@ SHAPES = " [["
 """Begins the shapes in the key of an op."""
 NO_STEP = -1
 """Stands for the whole window where a run has no steps."""
+
+
+_SAME_KERNELS = 0.05
+"""Inferred iterations whose numbers of kernels differ by more are not the same work. Chosen, not measured."""
 
 
 class Measure(NamedTuple):
@@ -54,6 +58,10 @@ class Samples:
     """For each key of an op, the kernels it launched."""
     on_device: bool = True
     """Whether there are GPU events: without them, ops are compared by host time."""
+    inferred: bool = False
+    """Whether its steps are iterations that were inferred from the kernels."""
+    calls: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Without steps: how often each kernel (without a GPU, each op) was called, and the time of all its calls."""
     slow_first: tuple[int, ...] = ()
     """First steps of a recording that are left out, because they take much longer than the others."""
 
@@ -102,17 +110,51 @@ class Samples:
         return self.mean(STEP if self.has_steps else SPAN)
 
 
+def for_equal_work(base: Samples, new: Samples) -> Samples:
+    """The new run with the times that it needs for the calls of the first: where not both have steps, each window ends
+    where the profiler was stopped, and holds as many calls as came until then."""
+    calls = [(*base.calls[name], *new.calls[name]) for name in base.calls.keys() & new.calls.keys()]
+    before, took, now, takes = np.array(calls, dtype=np.float64).reshape(-1, 4).T
+    mean = (took + takes) / (before + now)
+    work = now @ mean * base.ranks
+    if not work:
+        return new
+    factor = float(before @ mean * new.ranks / work)
+    times = {
+        measure: values if unit_of(measure.report) == "bytes" else [value * factor for value in values]
+        for measure, values in new.values.items()
+    }
+    return replace(new, values=times)
+
+
+def are_steps_comparable(base: Run, new: Run, scope: Scope) -> bool:
+    """Not where one run has none, nor inferred ones that are not the same number of kernels."""
+    steps = [len(all_steps(run)["step"]) for run in (base, new)]
+    if scope.steps is not None or not (has_iterations(base) or has_iterations(new)):
+        return scope.steps is not None or all(steps)
+    counted = "SELECT count(*) FROM gpu WHERE category = 'kernel' AND step IS NOT NULL"
+    kernels = [run.rows(counted)[0][0] / max(count, 1) for run, count in zip((base, new), steps, strict=True)]
+    return not scope.whole_file and max(kernels) - min(kernels) <= _SAME_KERNELS * max(kernels)
+
+
 def unit_of(report: str) -> Unit:
     return "bytes" if report == "memory" else "ns"
 
 
-def collect(run: Run, scope: Scope, reports: Iterable[str]) -> Samples:
-    """The samples that the reports need."""
+def collect(run: Run, scope: Scope, reports: Iterable[str], by_step: bool) -> Samples:
+    """The samples that the reports need: of the steps, if there are any, or of the whole window."""
     scope = scope.in_run(run)
-    steps = list(run_step_times(run, scope))
+    steps = list(run_step_times(run, scope)) if by_step else []
     ranks = len(run.ranks) if scope.ranks is None else len(scope.ranks & set(run.ranks))
     left_out = run_step(run, scope).left_out
     samples = Samples(steps or [NO_STEP], ranks, on_device=has_gpu(run, scope), slow_first=left_out)
+    samples.inferred = has_iterations(run)
+    if not steps:
+        called = "gpu WHERE class = 'COMPUTE'" if samples.on_device else "slices WHERE category = 'cpu_op'"
+        counted = run.rows(
+            f"SELECT name, count(*), sum(greatest(dur_ns, 0))::DOUBLE FROM {called} AND {scope.where()} GROUP BY 1"
+        )
+        samples.calls = {name: (count, time) for name, count, time in counted}
     for report in dict.fromkeys(("steps", "breakdown", *reports)):  # the step time is always needed
         _COLLECTORS[report](run, scope, samples)
     return samples

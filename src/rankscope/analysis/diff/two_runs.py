@@ -13,7 +13,15 @@ from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Comparison, Rules, c
 from rankscope.analysis.diff.conditions import different_conditions
 from rankscope.analysis.diff.moved import Moved, moved
 from rankscope.analysis.diff.promise import promise
-from rankscope.analysis.diff.samples import SHAPES, SPAN, STEP, Measure, collect, unit_of
+from rankscope.analysis.diff.samples import (
+    SHAPES,
+    SPAN,
+    STEP,
+    Measure,
+    are_steps_comparable,
+    collect,
+    unit_of,
+)
 from rankscope.text.names import bare_name, shorten_names
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
@@ -81,7 +89,14 @@ def _step(comparison: Comparison, clock: ClockChange | None, what_moved: Moved |
     if row is None or row["base"] is None or row["new"] is None:
         return
     change, slower = row["change_pct"] or 0.0, row["new"] > row["base"]
-    what, subject = ("The window", "window") if comparison.headline == SPAN else ("A step", "step")
+    per_work = comparison.headline == SPAN
+    inferred = not per_work and (comparison.base.inferred or comparison.new.inferred)
+    what, subject = ("Equal work", "work") if per_work else ("A step", "step")
+    if (per_work or inferred) and row["new"]:
+        rate = 100 * (row["base"] / row["new"] - 1)
+        what = f"{abs(rate):.0f} % {'less' if slower else 'more'} work per second: " + (
+            "an inferred iteration" if inferred else "equal work"
+        )
     facts, (advice, command) = _facts(comparison, row), _NO_ADVICE
     ranks, names = tuple[int, ...](), tuple[str, ...]()
     severity: Severity = "info"
@@ -259,7 +274,10 @@ COLUMNS = (
 def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Result:
     """One row for each measure, those that changed first."""
     rules = rules or Rules()
-    comparison = compare(collect(base, scope, rules.reports), collect(new, scope, rules.reports), rules)
+    by_step = are_steps_comparable(base, new, scope)
+    scope = scope if by_step else replace(scope, whole_file=True)
+    before, after = (collect(run, scope, rules.reports, by_step) for run in (base, new))
+    comparison = compare(before, after, rules)
     steps = [len(samples.steps) if samples.has_steps else 0 for samples in (comparison.base, comparison.new)]
     clock = clock_change(base, new, scope)
     what_moved = None if _explains(clock, comparison) else _moved(base, new, scope, comparison)
@@ -267,12 +285,14 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
     listed = [*findings(comparison, clock, what_moved if isinstance(what_moved, Moved) else None)]
     if isinstance(what_moved, Moved) and (kept := promise(base, new, scope, comparison, what_moved)):
         listed.insert(int(comparison.likely), kept)  # the change itself first, where it is not sure
-    counted = f"{steps[0]} steps against {steps[1]}" if all(steps) else "not all steps known"
+    inferred = comparison.base.inferred or comparison.new.inferred
+    unit = "inferred iteration" if inferred and all(steps) else "step" if all(steps) else ""
+    counted = f"{steps[0]} {unit}s against {steps[1]}" if unit else "for equal work"
     windows = list(dict.fromkeys(scope.in_run(run).window for run in (base, new)))
     window = f"{' against '.join(windows)}, {counted}"
     return Result(
         "diff",
-        "What changed, per step and rank",
+        f"What changed, per {unit} and rank" if unit else "What changed for equal work, per rank",
         window,
         COLUMNS,
         comparison.rows,

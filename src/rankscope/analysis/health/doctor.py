@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from rankscope.analysis.core.advice import framework, recording_hint
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity, argv
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, has_iterations
 from rankscope.analysis.health.doubts import Check, doubtful, percent
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
@@ -290,7 +290,10 @@ def _steps(run: Run) -> Iterator[Check]:
         return
     steps = f"{len({step for _, _, step, *_ in rows})}"
     finding = None
-    if {source for *_, source in rows} - {"profiler"}:
+    if has_iterations(run):
+        advice = f"They are the kernels that the busiest stream repeats. {recording_hint(run, 'steps')}"
+        finding = Finding("info", f"{steps} inferred iterations", advice=advice)
+    elif {source for *_, source in rows} - {"profiler"}:
         is_torch = framework(run) == "torch"
         advice = "Some files have no ProfilerStep." if is_torch else "They are numbered annotations."
         finding = Finding("info", f"{steps} steps, some of them inferred", advice=advice)

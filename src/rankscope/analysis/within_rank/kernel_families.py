@@ -10,13 +10,15 @@ from rankscope.analysis.core.notes import gpu_notes
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.event_tables import kernel_totals
+from rankscope.model import COLLECTIVE_NAME_PATTERN
+from rankscope.sql import sql_texts
 from rankscope.text.names import COLOURED, applied_function, bare_name
 from rankscope.timeline.run import Run
 
 FAMILIES = (
     (
         "collective",
-        r"nccl|rccl|oneccl|msccl|nvshmem|deep_?ep|cross_device_reduce|^c10d::|^_?c10d_functional::|^gloo:|^record_param_comms",
+        COLLECTIVE_NAME_PATTERN + r"|^c10d::|^_?c10d_functional::|^gloo:|^record_param_comms",
     ),
     ("attention", r"flash|fmha|attention|sdpa|compute_dot_do_o|scaled_dot_product"),
     (
@@ -77,6 +79,33 @@ def kernel_name(kernel: str) -> str:
     bare, function = bare_name(kernel).partition(" (")[0], applied_function(kernel)
     short = _NUMBERED.sub("", _TILE.sub("", bare)).rstrip("_") or bare
     return f"{short}: {function}" if function else short
+
+
+_LARGE = 0.05
+"""Share of the busy time from which on a kernel is named whose name tells nothing."""
+
+
+def unknown_kernels(run: Run, scope: Scope, busy_ns: int) -> list[str]:
+    """A note on large kernels that may communicate: their names tell nothing, and no op is known to launch them."""
+    shares = {
+        name: time / busy_ns
+        for (_, name), (_, time) in kernel_totals(run, scope, False).items()
+        if time > _LARGE * busy_ns and family(name) == "unknown"
+    }
+    if not shares:
+        return []
+    names = run.rows(
+        "SELECT DISTINCT name FROM gpu WHERE class = 'COMPUTE' AND op IS NULL "
+        f"AND name IN ({sql_texts(shares)}) AND {scope.where()}"
+    )
+    unknown = sorted((name for (name,) in names), key=lambda name: (-shares[name], name))
+    if not unknown:
+        return []
+    listed = ", ".join(f"{bare_name(name)} ({100 * shares[name]:.0f} % of the busy time)" for name in unknown)
+    pattern = re.escape(bare_name(unknown[0]))
+    return [
+        f"counted as compute, not known what they do: {listed}; if one communicates: --comm-pattern '{pattern}'"
+    ]
 
 
 def families(run: Run, scope: Scope, by: str | None = None) -> Result:

@@ -26,6 +26,7 @@ from rankscope.readers.base import (
     ReadReport,
     TraceIdentity,
     identity_from_name,
+    ranks_by_label,
     usable_time,
     usable_world,
 )
@@ -141,8 +142,11 @@ class BlockInFile:
 class JsonBatch(EventBatch):
     """The events of one block."""
 
-    def __init__(self, block: Block | BlockInFile, report: ReadReport, spare: list[bytearray]) -> None:
+    def __init__(
+        self, block: Block | BlockInFile, report: ReadReport, spare: list[bytearray], part: str = ""
+    ) -> None:
         self._unread = block
+        self._part = part
         self._report = report
         self._spare = spare
         self._file: MemoryFile | None = None
@@ -153,11 +157,14 @@ class JsonBatch(EventBatch):
         return self._unread.read()
 
     def columns(self) -> EventColumns:
-        from rankscope.readers.sql_columns import read_columns  # late: it imports numpy
+        # Late: they import numpy.
+        from rankscope.readers.columns import only_process
+        from rankscope.readers.sql_columns import read_columns
 
         block = self._block
         columns = scan(memoryview(block.data)[block.start : block.end])
-        return read_columns(self) if columns is None else columns
+        columns = read_columns(self) if columns is None else columns
+        return only_process(columns, f"[{self._part}] ") if self._part else columns
 
     def select(self) -> str:
         block = self._block
@@ -200,10 +207,11 @@ class JsonBatch(EventBatch):
 
 
 class KinetoReading(Reading):
-    """One pass over one JSON trace."""
+    """One pass over one JSON trace, or over the events of one rank in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part: str = "") -> None:
         super().__init__(path)
+        self._part = part
         self._stream = open_stream(path)
         # A byte more than a small file has: its first block is known to be the last without another read.
         size = path.stat().st_size
@@ -218,7 +226,10 @@ class KinetoReading(Reading):
     def batches(self) -> Iterator[JsonBatch]:
         try:
             for block in self._blocks():
-                yield JsonBatch(block, self.report, self._spare)
+                yield JsonBatch(block, self.report, self._spare, self._part)
+            if self._part and isinstance(info := self.header.get("distributedInfo"), dict):
+                # It is that of the first rank.
+                self.header["distributedInfo"] = {"world_size": info.get("world_size")}
         finally:
             self._stream.close()
 
@@ -378,7 +389,9 @@ class KinetoReader(Reader):
         return text[:1] == b"{" and ".trace.json" in path.name
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
-        fields = _fields_before_events(path)
+        fields, head = _fields_before_events(path)
+        if _MERGED.search(head):
+            return _merged_ranks(path)
         identity = identity_from_name(path)
         info = fields.get("distributedInfo")
         if not isinstance(info, dict):
@@ -389,19 +402,39 @@ class KinetoReader(Reader):
         return [replace(identity, world_size=world, trace_id=str(fields.get("trace_id", "")))]
 
     def open(self, path: Path, part: str = "") -> KinetoReading:
-        return KinetoReading(path)
+        return KinetoReading(path, part)
 
 
 KINETO = KinetoReader()
 
 
-def _fields_before_events(path: Path) -> dict[str, Any]:
+_MERGED = re.compile(rb'"pid"\s*:\s*"\[((?:(?:TP|DP|PP|EP)\d+-?)+)\] ')
+"""A process in a file that SGLang merged from those of several ranks (merge_profiles): [TP00-DP01] 1234."""
+
+
+def _merged_ranks(path: Path) -> list[TraceIdentity]:
+    labels: set[str] = set()
+    with closing(open_stream(path)) as stream:
+        rest = b""
+        while piece := stream.read(BLOCK_BYTES):
+            text = rest + piece
+            labels |= {label.decode() for label in _MERGED.findall(text)}
+            rest = text[-_SHORT_HEAD_BYTES:]
+    ranks = ranks_by_label(labels)
+    return [
+        TraceIdentity(ranks[label], "its processes", part=label if len(labels) > 1 else "")
+        for label in sorted(labels, key=ranks.__getitem__)
+    ]
+
+
+def _fields_before_events(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The fields, and the first bytes of the file."""
     for size in (_SHORT_HEAD_BYTES, _HEAD_BYTES):
         head, _ = read_head(path, size)
         begin = json_layout.find_events_start(head)
         if (begin and not begin.header_damaged) or len(head) < size:
             break
-    return begin.header if begin else {}
+    return begin.header if begin else {}, head
 
 
 def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ FROM_ENVIRONMENT = "recorded environment"
 FROM_MPI = "MPI rank"
 IN_ORDER = "recorded environment, processes in order of start"
 FROM_COMMAND = "recorded command"
-FROM_NCCL = "one process with NCCL per device"
+FROM_DEVICES = "one process per device"
 _OF_ONE_PROCESS = ("torchrun", "RANK")
 """Launchers whose variables belong to one process; those of others may belong to one task per node."""
 _MPI_RANK = re.compile(r"^MPI Rank (\d+)$")
@@ -168,7 +168,7 @@ def _ranks_of_processes(
         distinct = list(dict.fromkeys(recorded))
         if len(distinct) > 1 and len(distinct) == len(workers):
             return dict(zip(workers, distinct, strict=True)), IN_ORDER, world
-    return _from_command(export, started) or _from_nccl(export) or ({}, "", None)
+    return _from_command(export, started) or _from_devices(export) or ({}, "", None)
 
 
 def _from_command(
@@ -196,28 +196,19 @@ def _from_command(
     return None
 
 
-def _from_nccl(export: NsysExport) -> tuple[dict[int, int], str, int | None] | None:
-    """Several processes that all run NCCL kernels, each on a device of its own: ranks in order of the devices.
+def _from_devices(export: NsysExport) -> tuple[dict[int, int], str, int | None] | None:
+    """Several processes, each on a device of its own: ranks in order of the devices.
 
-    They are the ranks of one node; on which node it is, nothing tells.
+    They are the ranks of one node; on which node it is, nothing tells. Not those of a launcher that started another
+    number.
     """
-    workers = processes_with_cuda(export)
-    if len(workers) < 2:
+    workers, devices = processes_with_cuda(export), _devices(export)
+    if any(pattern.search(word) for word in _command(export) for pattern, _ in _LAUNCHERS):
         return None
-    devices = _devices(export)
-    name = next(
-        (c for c in ("shortName", "demangledName") if export.has("CUPTI_ACTIVITY_KIND_KERNEL", c)), None
-    )
     alone = len({device for used in devices.values() for device in used}) == len(workers) == len(devices)
-    if name is None or not alone or any(len(used) != 1 for used in devices.values()):
+    if len(workers) < 2 or not alone or any(len(used) != 1 for used in devices.values()):
         return None
-    rows = export.rows(
-        f"SELECT DISTINCT {PID.format('globalPid')} FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE {name} IN "
-        "(SELECT id FROM StringIds WHERE value LIKE '%nccl%')"
-    )
-    if {pid for (pid,) in rows} != set(workers):
-        return None
-    return {pid: rank for rank, pid in enumerate(_by_device(export, workers))}, FROM_NCCL, None
+    return {pid: rank for rank, pid in enumerate(_by_device(export, workers))}, FROM_DEVICES, None
 
 
 def _by_device(export: NsysExport, workers: list[int]) -> list[int]:

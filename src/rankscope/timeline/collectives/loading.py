@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.collective_kinds import BATCHED, KINDS, POINT_TO_POINT, element_bytes
+from rankscope.model import ITERATIONS
 from rankscope.store.arrays import NONE, Ints, number_rows, unique_values
 from rankscope.store.derived import COLLECTIVES, Table
 from rankscope.store.index import BY_ROLE, SegmentEntry
@@ -35,8 +36,11 @@ KEPT = Table[Collectives](COLLECTIVES, Collectives)
 
 
 def matched_collectives(rows: Collectives, segments: Sequence[SegmentEntry]) -> Collectives:
-    """The collectives of all ranks, matched. `segments` are those with times."""
-    return match_collectives(rows, _of_file(rows, recording_sessions(segments)))
+    """The collectives of all ranks, matched. `segments` are those with times. Numbers of inferred iterations are not
+    used: each rank counts from its own first one."""
+    inferred = any(entry.manifest["steps_source"] == ITERATIONS for entry in segments)
+    usable = replace(rows, step=np.full(len(rows.step), NONE)) if inferred else rows
+    return replace(match_collectives(usable, _of_file(rows, recording_sessions(segments))), step=rows.step)
 
 
 def shifted(rows: Collectives, shifts: Mapping[tuple[int, int], int]) -> Collectives:

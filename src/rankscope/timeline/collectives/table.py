@@ -21,6 +21,7 @@ from rankscope.collective_kinds import BATCHED, KINDS, OTHER, POINT_TO_POINT, el
 from rankscope.model import (
     COLLECTIVE_NAME_PATTERN,
     COLLECTIVES,
+    COMMUNICATING_CALLS,
     HOST_COLLECTIVE_PATTERN,
     NCCL_CATEGORY,
     SYNC_CALL_PATTERN,
@@ -66,7 +67,7 @@ _SYNC_CALL = re.compile(SYNC_CALL_PATTERN)
 _CALL_RANGE = re.compile("^(?:c10d::|nccl[A-Z])")
 """NVTX ranges around launches: those of torch's ops and of NCCL's functions."""
 _DTYPE_IN_NAME = re.compile("_(f32|f64|f16|bf16)(?:_|$)")
-_OP, _RECORD = "c10d::", "record_param_comms"
+_OP, _RECORD = COMMUNICATING_CALLS
 _MOST_RANGES = 17
 """How many ranges around a launch are looked at."""
 _MOST_ELEMENTS = 1 << 60
@@ -84,6 +85,9 @@ def write_collectives(files: TableFiles, source: SliceTable, recorded: Sequence[
         recording.events.at("collective", recording.events.places(slices.event[kernels])) != NO_TEXT
     )
     communicates |= named(recording, slices.name[kernels], _DEVICE_NAME.search)
+    ops = np.flatnonzero(slices.category == recording.code("cpu_op"))
+    ops = ops[named(recording, slices.name[ops], lambda text: text.startswith(COMMUNICATING_CALLS))]
+    communicates |= np.isin(source.links.op[kernels], ops)
     of_nccl = np.flatnonzero(slices.category == recording.code(NCCL_CATEGORY))
     on_device = np.append(kernels[communicates], of_nccl)
     annotations = np.flatnonzero(slices.category == recording.code("user_annotation"))
@@ -91,8 +95,6 @@ def write_collectives(files: TableFiles, source: SliceTable, recorded: Sequence[
     columns: Columns = {}
     records: list[dict[str, Any]] = []
     if len(on_device) or len(on_host):
-        ops = np.flatnonzero(slices.category == recording.code("cpu_op"))
-        ops = ops[named(recording, slices.name[ops], lambda text: text.startswith(_OP) or text == _RECORD)]
         calls = {at: texts[code] for at, code in zip(ops.tolist(), slices.name[ops].tolist(), strict=True)}
         columns = _device_columns(source, on_device, calls)
         records = _host_records(source, on_host, calls, recorded) if len(on_host) else []
