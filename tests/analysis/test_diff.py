@@ -141,7 +141,7 @@ def test_a_warm_up_step_is_left_out_and_said(tmp_path: Path) -> None:
     base = Samples([*range(7)], 1, values, slow_first=(0,))
     found = compare(base, Samples([*range(7)], 1, slow), Rules())
     assert found.rows[0]["base"] == 10 and found.rows[0]["verdict"] == "slower"
-    assert any("base: step 0 is left out: the first of a recording" in note for note in found.notes)
+    assert any("base: step 0 is left out. It is the first of a recording" in note for note in found.notes)
 
 
 def timed(*values: float) -> Samples:
