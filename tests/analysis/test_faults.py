@@ -770,6 +770,22 @@ def test_work_whose_launches_were_not_recorded_hides_nobody(tmp_path: Path) -> N
     assert answer.joint_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.03)
 
 
+def test_a_last_kernel_without_its_launch(tmp_path: Path) -> None:
+    def event(category: str, name: str, start: int, took: int, **args: int) -> dict[str, object]:
+        on = {"pid": 0, "tid": 7} if category == "kernel" else {"pid": 1, "tid": 1}
+        return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": took, "args": args, **on}
+
+    events = [
+        event("cpu_op", "aten::mm", 0, 10),
+        event("cuda_runtime", "cudaLaunchKernel", 2, 1, correlation=1),
+        event("kernel", "gemm", 10, 100, device=0, stream=7, correlation=1),
+        event("kernel", "launched_before", 200, 120, device=0, stream=7, correlation=0),
+    ]
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": events}))
+    assert not ask(Run(ingest([trace]))).listed
+
+
 def test_ranks_whose_step_numbers_differ(tmp_path: Path) -> None:
     def renumbered(rank: int, text: str) -> str:
         return re.sub(r"ProfilerStep#(\d+)", lambda step: f"ProfilerStep#{int(step[1]) + 7 * rank}", text)

@@ -142,6 +142,8 @@ class Replay:
         waits = waits[np.append(graph.collectives.transfer, 0)[graph.match[graph.to[waits]]] >= 0]
         may_be_last = ~graph.is_strange
         may_be_last[graph.origin[waits]] = False
+        # Where only strange ones are left, all of the cycle count.
+        may_be_last |= ~np.isin(cycle, cycle[may_be_last & graph.inside])
         last = np.flatnonzero(may_be_last[points])
         order, self._cycles = _parts(cycle[points[last]])
         self._lasts = last[order]
