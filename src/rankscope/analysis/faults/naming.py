@@ -154,11 +154,12 @@ def _in_turn(axis: Axis, irregular: Sequence[int]) -> list[int]:
 
 
 def _are_many(axis: Axis, who: Sequence[int]) -> bool:
-    """Whether those that are not named cost half as much together, in the same class of work."""
-    kinds = {axis.main_class(each) for each in who}
-    others = [each for each in axis.by_step if each not in who and axis.main_class(each) in kinds]
-    cost, left = (sum(axis.margins_ns[each] for each in some) for some in (who, others))
-    return _DOMINATES * left > cost
+    """Whether others whose compute is too much, as theirs is, cost half as much together and are not named."""
+    loud = [each for each in axis.by_step if axis.main_class(each) == "compute"]
+    left, cost = (
+        sum(axis.margins_ns[each] for each in loud if (each in who) == is_named) for is_named in (False, True)
+    )
+    return cost > 0 and _DOMINATES * left > cost
 
 
 def _surely_slow(axis: Axis, who: list[int]) -> list[int]:
