@@ -295,7 +295,8 @@ class Axis:
 
     def _cut(self, subject: int | None) -> Floats:
         """By class of WORK_CLASSES, what a subject has too much."""
-        return self._cuts.sum(axis=0) if subject is None else self._cuts[subject + 1]
+        cut: Floats = self._cuts.sum(axis=0) if subject is None else self._cuts[subject + 1]
+        return cut
 
     @cached_property
     def _cuts(self) -> Floats:
@@ -304,7 +305,8 @@ class Axis:
         cut = np.maximum(pieces.took - self.targets.then, 0)
         cell = (self.of_point[pieces.point] + 1) * len(KINDS) + np.searchsorted(KINDS, pieces.kind)
         rows = len(self._pieces[1]) - 1
-        return np.bincount(cell, weights=cut, minlength=rows * len(KINDS)).reshape(rows, len(KINDS))
+        sums = np.bincount(cell, weights=cut, minlength=rows * len(KINDS)).astype(float)
+        return sums.reshape(rows, len(KINDS))
 
     @cached_property
     def first_steps(self) -> set[int]:
