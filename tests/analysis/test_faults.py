@@ -30,6 +30,7 @@ from rankscope.analysis.graph.pieces import aligned_steps
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.exam.cases import all_cases, plant
 from rankscope_bench.synthetic.balance import balance, balanced_durations
 from rankscope_bench.synthetic.cluster import Fault, Job, simulate, step_ns
 from rankscope_bench.synthetic.cluster_trace import write_traces
@@ -64,9 +65,9 @@ class In(Fault):
         return self.ns * (step in self.steps)
 
 
-def in_steps(ranks: Iterable[int], ns: int, *steps: int) -> Fault:
+def in_steps(ranks: Iterable[int], ns: int, *steps: int, kind: str = "host") -> Fault:
     """A pause of the host."""
-    fault = In("host", tuple(ranks), ns)
+    fault = In(kind, tuple(ranks), ns)
     object.__setattr__(fault, "steps", steps)
     return fault
 
@@ -542,6 +543,16 @@ MOVING = {
         replace(SHARDED, steps=8),
         *(Fault("host", (rank,), round(8 * MS / every), every=every) for rank, every in enumerate((5, 6, 7, 8))),
     ),
+    "every third step by chance": with_faults(
+        EIGHT,
+        *(
+            in_steps([rank], 3 * MS, *steps, kind="compute")
+            for rank, steps in enumerate([(2, 4), (0, 3, 6), (5,), (1, 7)])
+        ),
+    ),
+    "one more often than two others": with_faults(
+        EIGHT, *(in_steps([rank], 3 * MS, *steps, kind="compute") for rank, steps in enumerate([(2, 5, 7), (3,), (4,)]))
+    ),
 }  # fmt: skip
 
 
@@ -606,8 +617,18 @@ def test_what_moves_accuses_nobody(runs: Runs, name: str) -> None:
     else:
         expected = step_ns(simulate(job)) - without(job)
     assert fault.cost_ns == pytest.approx(expected, rel=0.08)
-    if "turn" in name or name == "sharded":  # the last four steps have one culprit each
+    if name in ("in turn", "sharded"):  # the last four steps have one culprit each
         assert fault.turns[4:] == (0, 1, 2, 3)
+
+
+@pytest.mark.slow
+def test_lengths_of_two_that_do_the_same_accuse_nobody(runs: Runs) -> None:
+    """In a step one of two has more work as a whole; but its micro-batches are now longer, now shorter."""
+    (case,) = (each for each in all_cases(102) if each.name == "lengths-15%-pp4dp2-1f1b-0")
+    planted = plant(case)
+    fault = only(ask(runs(planted.job)))
+    assert fault.moves and fault.varies
+    assert fault.cost_ns == pytest.approx(planted.cost_ns, rel=0.08)
 
 
 HEALTHY = {
@@ -710,6 +731,7 @@ def test_what_is_compared_with_itself_moves_where_nobody_has_most_turns(turns: s
         below_share=lambda _: 0.0,
         main_class=lambda _: "compute",
         is_diffuse=lambda _: False,
+        swings=lambda *_: False,
     )
     assert _moving(cast(Axis, axis), take_turns=True).moves == moves
 

@@ -46,30 +46,29 @@ def calls(waiting: str, begin: float, end: float) -> Iterator[dict[str, Any]]:
 def write_rank(folder: Path, rank: int, waiting: str) -> None:
     """A kernel, an all_reduce for which the host waits, and more work of the host: the same on all ranks, but rank 1's
     host is late."""
-    events, now, number = list[dict[str, Any]](), 1000.0, 0
-    args = {
+    about: dict[str, Any] = {
         "Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]",
         "In msg nelems": 1000, "dtype": "Float", "Group size": 4,
     }  # fmt: skip
+    events, begin = list[dict[str, Any]](), 1000.0
     for step in range(STEPS):
-        begin = now
-        now += 300
-        for name, took in (("gemm", 400.0), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0.0)):
-            pause = LATE_US * (name == "gemm" and rank == 1)
-            at, number = now + pause, number + 1
+        launch = begin + 300 + LATE_US * (rank == 1)
+        computed, end = launch + 410, begin + 300 + LATE_US + 462
+        for number, at in ((2 * step + 1, launch), (2 * step + 2, launch + 20)):
             events.append(
                 slice_event("cudaLaunchKernel", at, 5, cat="cuda_runtime", args={"correlation": number})
             )
-            start = at + 10 if took else end + 2  # noqa: F821 - of the kernel before it
-            end = start + took if took else begin + 300 + LATE_US + 10 + 400 + 2 + 50
-            about = {} if took else args
-            events.append(kernel_event(name, start, end - start, number, **about))
-            now = at + 20
-        events += calls(waiting, now, end)
+        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+        events += [
+            kernel_event("gemm", launch + 10, 400.0, 2 * step + 1),
+            kernel_event(name, computed + 2, end - computed - 2, 2 * step + 2, **about),
+            *calls(waiting, launch + 40, end),
+        ]
         now = end + 2 * ROUND_US + 500
         events.append(slice_event(f"ProfilerStep#{step}", begin, now - begin, cat="user_annotation"))
+        begin = now
     # A library's thread asks all the time.
-    events += [{**each, "tid": 9} for each in calls("cudaEventQuery", 1000.0, now)]
+    events += [{**each, "tid": 9} for each in calls("cudaEventQuery", 1000.0, begin)]
     header = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 4}}
     write_kineto(folder / f"rank{rank}.json", events, **header)
 
@@ -88,12 +87,12 @@ def polled(op_names: tuple[str, ...], rounds_us: float = ROUND_US) -> GlooJob:
         late: list[Item] = [Idle(LATE_US)] if rank == 1 else []
         programs.append([[Op(800), *late, Reduce(0), Op(600, "aten::sum")]] * STEPS)
     job = GlooJob(programs)
-    for rank in job.ranks:
-        waits = [each for each in rank.events if each["name"] == "gloo:all_reduce"]
+    for played in job.ranks:
+        waits = [each for each in played.events if each["name"] == "gloo:all_reduce"]
         for wait in waits:
             now, number = wait["ts"] + 10, 0
             while now + rounds_us < wait["ts"] + wait["dur"]:
-                rank.events.append(
+                played.events.append(
                     slice_event(op_names[number % len(op_names)], now, rounds_us - 2, pid=1000, tid=1000)
                 )
                 now, number = now + rounds_us, number + 1

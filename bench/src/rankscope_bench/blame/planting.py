@@ -14,6 +14,7 @@ from typing import Any
 from rankscope_bench.blame.case_set import MOVING
 from rankscope_bench.synthetic.balance import balance, balanced_durations
 from rankscope_bench.synthetic.cluster import Fault, Job, RankRun, simulate, step_ns
+from rankscope_bench.synthetic.job import StepFaults
 
 OF_THE_PROGRAM = ("overlap", "fusion", "leak", "hang")
 """Faults that make no rank late."""
@@ -86,6 +87,16 @@ def plant(
         if kind in MOVING or attempts[-1].effect_pct > 0.8 * effect_pct:
             break
     return max(attempts, key=lambda attempt: attempt.effect_pct)
+
+
+def in_turns(job: Job) -> Job:
+    """With a seed with which nobody has moving work in half of the steps: that rank would be late."""
+    moving = replace(job, faults=(Fault("moving", tuple(range(job.ranks)), 1_000),))
+    turns = [
+        sum(StepFaults(moving, rank, step).extra_kernel > 0 for step in range(job.steps))
+        for rank in range(job.ranks)
+    ]
+    return job if max(turns) <= max(2, (job.steps - 1) // 2) else in_turns(replace(job, seed=job.seed + 1))
 
 
 def _scaled(job: Job, kind: str, share: float, fault: Fault, healthy_ns: float) -> Planted:

@@ -248,4 +248,4 @@ def _job(case: Case) -> Job:
         job = replace(job, forward_ns=100_000, bucket_ns=100_000)
     if case.kind.startswith("node"):
         job = replace(job, ranks_per_node=max(job.ranks // 4, 2), node_clocks=True)
-    return job
+    return planting.in_turns(job) if case.kind == "moving" else job

@@ -24,12 +24,11 @@ from typing import Any
 
 from rankscope_bench.arguments import parsed
 from rankscope_bench.blame.case_set import CAUSES
-from rankscope_bench.blame.planting import job_of
+from rankscope_bench.blame.planting import in_turns, job_of
 from rankscope_bench.exam.fault_facts import Answer, Named, Subject, answer_of, findings_in
 from rankscope_bench.synthetic.balance import balance
 from rankscope_bench.synthetic.cluster import Fault, Job, simulate, step_ns
 from rankscope_bench.synthetic.cluster_trace import write_traces
-from rankscope_bench.synthetic.job import StepFaults
 
 LEAST = 0.02
 """Of the step: culprits of a smaller margin are neither right nor wrong where they are named."""
@@ -149,16 +148,7 @@ def _sized(kind: str, layout: str, chance: random.Random) -> Job:
     if kind == "culprits" and is_plain and chance.random() < 0.15:
         small: dict[str, Any] = {"forward_ns": 48_000, "bucket_ns": 60_000, "sum_ns": 20_000}
         return replace(job, **small, kernels=12)  # the host is the limit
-    if kind == "moving":  # nobody is it in half of the steps
-        most = max(2, (job.steps - 1) // 2)
-        moving = (Fault("moving", tuple(range(job.ranks)), 1_000),)
-        while max(_turns(replace(job, faults=moving), rank) for rank in range(job.ranks)) > most:
-            job = replace(job, seed=job.seed + 1)
-    return job
-
-
-def _turns(job: Job, rank: int) -> int:
-    return sum(StepFaults(job, rank, step).extra_kernel > 0 for step in range(job.steps))
+    return in_turns(job) if kind == "moving" else job
 
 
 def _faults(kind: str, layout: str, job: Job, healthy_ns: float, chance: random.Random) -> Iterator[Fault]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -48,8 +48,9 @@ _SLOW_LINK = 0.05
 _SEVERAL, _MUCH = 2, 0.02
 """Times its counterparts and of a mean step: as far beyond them a piece stands out that is not LONG. Chosen on the
 recordings with real hosts, where a pause meets pieces that are long by themselves."""
-QUIET = 0.003
-"""Of a mean step: a subject that costs less is not looked at step by step."""
+QUIET, _OF_NODE, _QUIET_TOGETHER = 0.003, 8, 0.01
+"""Of a mean step: a subject that costs less is not looked at step by step; nor are more subjects than a node has that
+cost less together: half of what is named. The noise of hundreds of healthy ranks is 0.004."""
 
 
 class Replays:
@@ -116,6 +117,15 @@ def replay_of(run: Run, scope: Scope) -> Replay:
     return Replay(pieces_of(run, scope).graph)
 
 
+class Earlier(NamedTuple):
+    """What an axis cost before the last faults were mended."""
+
+    mended: Targets
+    target: Played
+    margins_ns: dict[int, float]
+    by_step: dict[int, Floats]
+
+
 @dataclass
 class Axis:
     """Subjects that are compared with each other."""
@@ -134,14 +144,56 @@ class Axis:
     """Of a link: its slow process groups."""
     is_of_pairs: bool = False
     """No subject has two peers."""
-
-    @cached_property
-    def _mended(self) -> Targets:
-        return self.replays.mended.with_also(self.targets)
+    earlier: Earlier | None = None
 
     @cached_property
     def _target(self) -> Played:
-        return self.replays.played(self.targets)
+        return (
+            self.earlier.target if self.earlier and self._is_as_before else self.replays.played(self.targets)
+        )
+
+    def kept(self) -> Earlier | None:
+        if "by_step" not in vars(self):
+            return None
+        return Earlier(self.replays.mended, self._target, self.margins_ns, self.by_step)
+
+    def _then(self, mended: Targets, at: Ints) -> Ints:
+        """How long these pieces take, mended and at their targets here; 0 for others."""
+        targets, then = self.targets, np.zeros(len(self.targets.took), dtype=np.int64)
+        took = np.minimum(mended.took[at], targets.took[at])
+        then[at] = np.rint(took * (mended.scale[at] * targets.scale[at])).astype(np.int64)
+        return then
+
+    @cached_property
+    def _is_as_before(self) -> bool:
+        """Whether all that was mended since is at the targets of this axis: M of the others is what it was."""
+        if not self.earlier:
+            return False
+        before, now = self.earlier.mended, self.replays.mended
+        at = np.flatnonzero(before.then != now.then)
+        times = (
+            (getattr(each, name) for each in (before, now, self.targets))
+            for name in ("transfer", "begins_ns")
+        )
+        return np.array_equal(self._then(before, at), self._then(now, at)) and all(
+            np.array_equal(np.minimum(was, target), np.minimum(is_now, target))
+            for was, is_now, target in times
+        )
+
+    @cached_property
+    def _changed(self) -> Sequence[int]:
+        """The subjects whose M is another one than before."""
+        if not self.earlier or not self._is_as_before:
+            return self.subjects
+        before, now = self.earlier.mended, self.replays.mended
+        points = self.targets.pieces.point[before.then != now.then]
+        mended = [
+            self.of_point[points],
+            self.of_point[before.begins_ns != now.begins_ns],
+            self.of_match[before.transfer != now.transfer],
+        ]
+        changed = {*unique_values(np.concatenate(mended)).tolist()}
+        return [each for each in self.subjects if each in changed]
 
     @cached_property
     def value_ns(self) -> float:
@@ -171,7 +223,7 @@ class Axis:
 
     def without(self, chosen: Ints) -> float:
         """What these pieces cost once all others are mended."""
-        then, before = self._mended.then, self.replays.mended.then
+        then, before = self._then(self.replays.mended, chosen), self.replays.mended.then
         played = self.replays.edited(self._target, chosen[then[chosen] != before[chosen]], then, before)
         return self.value_ns - self.replays.saved_by(played)
 
@@ -243,7 +295,8 @@ class Axis:
 
     def _cut(self, subject: int | None) -> Floats:
         """By class of WORK_CLASSES, what a subject has too much."""
-        return self._cuts.sum(axis=0) if subject is None else self._cuts[subject + 1]
+        cut: Floats = self._cuts.sum(axis=0) if subject is None else self._cuts[subject + 1]
+        return cut
 
     @cached_property
     def _cuts(self) -> Floats:
@@ -252,7 +305,8 @@ class Axis:
         cut = np.maximum(pieces.took - self.targets.then, 0)
         cell = (self.of_point[pieces.point] + 1) * len(KINDS) + np.searchsorted(KINDS, pieces.kind)
         rows = len(self._pieces[1]) - 1
-        return np.bincount(cell, weights=cut, minlength=rows * len(KINDS)).reshape(rows, len(KINDS))
+        sums = np.bincount(cell, weights=cut, minlength=rows * len(KINDS)).astype(float)
+        return sums.reshape(rows, len(KINDS))
 
     @cached_property
     def first_steps(self) -> set[int]:
@@ -311,16 +365,18 @@ class Axis:
 
     @cached_property
     def margins_ns(self) -> dict[int, float]:
-        """M of each subject. Several that cost less than QUIET together cost nothing each: they need no replay of their
-        own."""
-        margins = dict.fromkeys(self.subjects, 0.0)
-        least = QUIET * self.replays.step_ns
-        waiting = [self.subjects] if self.subjects else []
+        """M of each subject. Several that cost little together cost nothing each: they need no replay of their own."""
+        margins = dict.fromkeys(self.subjects, 0.0) | (self.earlier.margins_ns if self.earlier else {})
+        margins |= dict.fromkeys(self._changed, 0.0)
+        waiting = [self._changed] if self._changed else []
         while waiting:
             costs = self._margins([(some, None) for some in waiting])
             margins |= {some[0]: cost for some, cost in zip(waiting, costs, strict=True) if len(some) == 1}
             large = [
-                some for some, cost in zip(waiting, costs, strict=True) if len(some) > 1 and cost >= least
+                some
+                for some, cost in zip(waiting, costs, strict=True)
+                if len(some) > 1
+                and cost >= (_QUIET_TOGETHER if len(some) > _OF_NODE else QUIET) * self.replays.step_ns
             ]
             waiting = [half for some in large for half in (some[: len(some) // 2], some[len(some) // 2 :])]
         return margins
@@ -330,8 +386,11 @@ class Axis:
         """Of the subjects that are not quiet: what they cost in each step alone, times the number of steps."""
         steps = self.replays.steps
         loud = [each for each, margin in self.margins_ns.items() if margin > QUIET * self.replays.step_ns]
-        costs = self._margins([((each,), step) for each in loud for step in range(steps)])
-        return dict(zip(loud, np.reshape(costs, (-1, steps)) * steps, strict=True))
+        known = self.earlier.by_step if self.earlier else {}
+        new = [each for each in loud if each not in known or each in self._changed]
+        costs = self._margins([((each,), step) for each in new for step in range(steps)])
+        known = {**known, **dict(zip(new, np.reshape(costs, (-1, steps)) * steps, strict=True))}
+        return {each: known[each] for each in loud}
 
     def together_by_step(self) -> list[float]:
         """What all subjects cost in each step alone, times the number of steps."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.faults.axes import AXES, NOUNS, Axis, AxisName, Replays
+from rankscope.analysis.faults.axes import AXES, NOUNS, Axis, AxisName, Earlier, Replays
 from rankscope.analysis.faults.causes import Cause, cause_of
 from rankscope.analysis.faults.naming import Named, are_together, late_steps, named
 from rankscope.analysis.faults.targets import Targets, evened_targets
@@ -119,10 +119,10 @@ def faults_of(run: Run, scope: Scope) -> Faults:
     """What hides behind others is found once they are mended."""
     listed: list[Fault] = []
     moved, notes = set[AxisName](), dict[tuple[int, ...], str]()
-    replays = Replays(run, scope)
+    replays, earlier = Replays(run, scope), dict[AxisName, Earlier]()
     while replays.is_possible and len(listed) < _MOST:
         named_before = {(fault.axis, each.subject) for fault in listed for each in fault.subjects}
-        new, mended = _claimed(replays, _candidates(replays, named_before, moved, notes))
+        new, mended = _claimed(replays, _candidates(replays, named_before, moved, notes, earlier))
         if not new:
             break
         for fault in new:
@@ -143,11 +143,13 @@ def _candidates(
     named_before: Set[tuple[AxisName, int]],
     moved: Set[AxisName],
     notes: dict[tuple[int, ...], str],
+    earlier: dict[AxisName, Earlier],
 ) -> list[_Candidate]:
     """The subjects that were not named before, on axes on which nothing moves. `notes` gets what is no fault, by
-    step."""
+    step; `earlier` the axes."""
     candidates = []
     for axis in (make(replays) for name, make in AXES.items() if name not in moved):
+        axis.earlier = earlier.get(axis.name)
         outcome = named(axis)
         for steps, note in _notes(axis, outcome):
             notes.setdefault(steps, note)
@@ -170,6 +172,8 @@ def _candidates(
             if (saved := replays.saved_ns(sharp)) >= alone / 2:
                 targets, alone = sharp, saved
             candidates.append(_Candidate(axis, part, targets, alone))
+        if kept := axis.kept():
+            earlier[axis.name] = kept
     return candidates
 
 

@@ -109,17 +109,8 @@ def named(axis: Axis) -> Named:
     if turns := _in_turn(axis, irregular):
         others += [each for each in recurring if each in turns]
         recurring, irregular = [each for each in recurring if each not in turns], irregular + turns
-    # So do those that cost less, but not much less.
-    single = [
-        each
-        for each in others
-        if not any(
-            _DOMINATES * margins[other] > margins[each]
-            and axis.main_class(other) == axis.main_class(each)
-            and not are_together(late(other), late(each))
-            for other in irregular
-        )
-    ]
+    # So do those that cost less, but not much less, all together, or in the steps in which they are late.
+    single = [each for each in others if _DOMINATES * _of_rivals(axis, each, irregular) <= margins[each]]
     varies = axis.below_share(None) > _EVENED
     if varies and axis.name == "rank" and axis.main_class(None) == "compute":
         single = []  # others are as late in their turn
@@ -134,18 +125,36 @@ def named(axis: Axis) -> Named:
     return _moving(axis, len(others) > len(single)) if axis.name == "rank" and by_step else Named()
 
 
+def _when_late(axis: Axis, subject: int) -> tuple[tuple[int, ...], float]:
+    """The steps in which a subject is late, and what it costs in one."""
+    values = axis.by_step[subject]
+    late = late_steps(values, axis.replays.step_ns)
+    return late, float(values[[*late]].mean()) if late else 0.0
+
+
+def _of_rivals(axis: Axis, subject: int, irregular: Sequence[int]) -> float:
+    """M of those that do not recur either, are late in other steps and have the same class, together: each costs as
+    much when it is late."""
+    margins, kind = axis.margins_ns, axis.main_class(subject)
+    late, cost = _when_late(axis, subject)
+    rivals = {other: _when_late(axis, other) for other in irregular if axis.main_class(other) == kind}
+    return sum(
+        margins[other]
+        for other, (steps, its_cost) in rivals.items()
+        if (_DOMINATES * margins[other] > margins[subject] or _DOMINATES * its_cost > cost)
+        and not are_together(steps, late)
+    )
+
+
 def _in_turn(axis: Axis, irregular: Sequence[int]) -> list[int]:
     """Those of whom exactly one is late in each step, each as much, where one of them does not recur: that others seem
     to is chance."""
-    kind, step_ns = axis.main_class(None), axis.replays.step_ns
-    late = {each: late_steps(values, step_ns) for each, values in axis.by_step.items()}
-    costs = {each: float(axis.by_step[each][[*steps]].mean()) for each, steps in late.items() if steps}
+    late = {each: _when_late(axis, each) for each in axis.by_step}
+    most, kind = max((cost for _, cost in late.values()), default=0.0), axis.main_class(None)
     alike = [
-        each
-        for each, cost in costs.items()
-        if _DOMINATES * cost > max(costs.values()) and axis.main_class(each) == kind
+        each for each, (_, cost) in late.items() if _DOMINATES * cost > most and axis.main_class(each) == kind
     ]
-    in_steps = sorted(step for each in alike for step in late[each])
+    in_steps = sorted(step for each in alike for step in late[each][0])
     is_turn = in_steps == [*range(axis.replays.steps)] and not {*alike}.isdisjoint(irregular)
     return alike if is_turn else []
 
@@ -156,11 +165,12 @@ def are_together(steps: Sequence[int], others: Sequence[int]) -> bool:
 
 
 def _are_many(axis: Axis, who: Sequence[int]) -> bool:
-    """Whether those that are not named cost half as much together, in the same class of work."""
-    kinds = {axis.main_class(each) for each in who}
-    others = [each for each in axis.by_step if each not in who and axis.main_class(each) in kinds]
-    cost, left = (sum(axis.margins_ns[each] for each in some) for some in (who, others))
-    return _DOMINATES * left > cost
+    """Whether others whose compute is too much, as theirs is, cost half as much together and are not named."""
+    loud = [each for each in axis.by_step if axis.main_class(each) == "compute"]
+    left, cost = (
+        sum(axis.margins_ns[each] for each in loud if (each in who) == is_named) for is_named in (False, True)
+    )
+    return cost > 0 and _DOMINATES * left > cost
 
 
 def _surely_slow(axis: Axis, who: list[int]) -> list[int]:
