@@ -42,7 +42,7 @@ from rankscope_bench.synthetic.job import Fault, Job
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "answers"
-RECORDED = ROOT / "tests" / "data"
+RECORDED = (ROOT / "tests" / "data", ROOT / "src" / "rankscope" / "demo")
 SEPARATE = ("checkpoint-cpu", "hta", "jax-toolbox", "tracelens")
 """Folders of files that are not one run."""
 SIMULATED = (
@@ -162,7 +162,7 @@ def _report_lines(name: str, result: Result) -> list[str]:
 
 def run_folders(folders: Sequence[Path] = ()) -> Iterator[tuple[str, Path]]:
     """Name and folder of each run, which is there until the next is asked for."""
-    for root in folders or (RECORDED,):
+    for root in folders or RECORDED:
         for name, files in recorded_runs(root):
             with unpacked(files) as run:
                 yield name, run
@@ -190,7 +190,7 @@ def dumps(
 
 def cases(folders: Sequence[Path], wanted: str) -> Iterator[Case]:
     """Every recorded, simulated and exam case whose name contains a text, with what is planted in it."""
-    for root in folders or (RECORDED,):
+    for root in folders or RECORDED:
         for name, files in recorded_runs(root):
             if wanted in name:
                 with unpacked(files) as run:

@@ -118,7 +118,7 @@ def with_figures(text: str, docs: str) -> str:
     """README.md or index.md with the figures of accuracy.md and of tests/answers. `docs`: the way to the pages."""
     accuracy = (HERE / "accuracy.md").read_text(encoding="utf-8")
     run, fixed = (
-        (HERE.parent / "tests" / "answers" / f"data-slow-job-{name}.txt").read_text(encoding="utf-8")
+        (HERE.parent / "tests" / "answers" / f"demo-{name}.txt").read_text(encoding="utf-8")
         for name in ("run", "fixed")
     )
     simulated, real = _number(r"^(\d+) simulated jobs", accuracy), _number(r"^(\d+) jobs of real", accuracy)
@@ -128,8 +128,8 @@ def with_figures(text: str, docs: str) -> str:
         _number(pattern, run) for pattern in (r"costs ([\d.]+) ms per step", r"ms per step \((\d+) %")
     )
     figures = (
-        f"- **The culprit it names is the right one in {right:.0f} of 100 cases**: faults from 5 % of the step,\n"
-        f"  planted in {simulated:.0f} simulated and {real:.0f} real jobs "
+        f"- **Of 100 culprits that it names {right:.0f} are right**: faults from 5 % of the step in\n"
+        f"  {simulated:.0f} simulated and {real:.0f} real jobs "
         f"([how it is measured]({docs}accuracy.md#the-exam)).\n"
         f"- **It predicts what a fix saves.** In the demo {saves:.1f} ms of {before:.1f} ms, {share:.0f} %; "
         f"the fix saved\n  {before - after:.1f} ms, {100 * (1 - after / before):.0f} % ([the demo]({docs}slow-job.md))."

@@ -52,7 +52,7 @@ def asked(without_workers: None) -> Asked:
 
 @pytest.mark.slow
 def test_faults_of_ordinary_jobs_are_named(asked: Asked) -> None:
-    assert asked.ordinary.keys() == {path.name for path in (RECORDED / "ordinary").iterdir()}
+    assert asked.ordinary.keys() == {path.name for path in (RECORDED[0] / "ordinary").iterdir()}
     for name, answer in asked.ordinary.items():
         if name.startswith(HEALTHY):
             assert (answer.ranks, answer.alarms) == ((), 0), name

@@ -116,7 +116,7 @@ def named(axis: Axis) -> Named:
         single = []  # others are as late in their turn
     who = _surely_slow(axis, sorted(recurring + single))
     # What they hide may show only once they are mended; but not where others cost as much in their turn.
-    hide = (not varies and not _are_many(axis, who)) or {*who} <= {*recurring}
+    hide = not _are_many(axis, who) and (not varies or {*who} <= {*recurring})
     explained = axis.alone_ns(who) if who else 0.0
     if hide and explained >= _LEAST * step_ns:
         explained = max(explained, axis.margin_ns(*who))
@@ -208,8 +208,10 @@ def _is_of_one_rank(axis: Axis, step: int) -> bool:
 
 def _recurs(values: Floats, step_ns: float) -> bool:
     """Whether a subject is late in all steps, or in every second, third …, each time as much."""
-    late = late_steps(values, step_ns)
-    if not _is_periodic(late, len(values)):
+    steps, late = len(values), late_steps(values, step_ns)
+    if steps > 2 and quantile(values, 0.25) >= _STEADY * values.mean():
+        late = tuple(range(steps))
+    elif not _is_periodic(late, steps):
         return False
     mine = values[list(late)]
     error = float(np.std(mine, ddof=1)) / len(mine) ** 0.5
@@ -262,9 +264,8 @@ def _is_work(axis: Axis) -> bool:
 
 
 def late_steps(values: Floats, step_ns: float) -> tuple[int, ...]:
-    """Those in which a subject costs much of what it costs at most, or of a step; all, where it is late in most of them
-    alike."""
-    if len(values) > 2 and quantile(values, 0.25) >= _STEADY * values.mean() > 0:
+    """Those in which a subject costs much of what it costs at most, or of a step; all, where noise comes on top."""
+    if values.min() >= _STEADY * values.mean() > 0:
         return tuple(range(len(values)))
     most = min(float(values.max()), step_ns)
     return tuple(np.flatnonzero(values > _LATE * most).tolist()) if most > 0 else ()
