@@ -11,10 +11,13 @@ import threading
 import time
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from conftest import ROOT, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.cli import main
 from rankscope.errors import QueryError
+from rankscope.timeline.confined_sql import ConfinedSql
 from rankscope.timeline.run import Run
 from rankscope.viewer.sql_process import MOST_ROWS, SqlProcess
 from sql_statements import HARMFUL, HARMLESS
@@ -125,3 +128,18 @@ def test_the_process_has_limits(run: Run) -> None:
     answer = sql.query("SELECT range, 'nan'::DOUBLE AS x, 'inf'::DOUBLE AS y FROM range(100000)", stays)
     assert answer["rows"][0] == [0, None, None] and len(answer["rows"]) == MOST_ROWS and answer["more"]
     sql.close()
+
+
+def test_control_c_while_the_tables_are_made(
+    monkeypatch: pytest.MonkeyPatch, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DuckDB ends a statement of the main thread by an error of its own."""
+
+    def interrupted(self: ConfinedSql, *_: object) -> None:
+        connection = duckdb.connect()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        connection.execute("SELECT count(*) FROM range(100000000000) a, range(1000) b").fetchall()
+
+    monkeypatch.setattr(ConfinedSql, "__init__", interrupted)
+    assert main(["query", str(run.store.parent), "SELECT 1", "-q"]) == 130
+    assert "interrupted" in capsys.readouterr().err

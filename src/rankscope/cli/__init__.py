@@ -312,8 +312,11 @@ def _main(argv: Sequence[str]) -> int:
         print(f"rankscope: {system_error(error)}", file=sys.stderr)
         return 1
     except Exception as error:  # noqa: BLE001 - a user gets three lines, whatever it is
-        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-            return _interrupted()  # within an import: a module in C that cannot be loaded
+        # Within an import: a module in C that cannot be loaded. Within a statement: DuckDB's own error.
+        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt) or (
+            isinstance(error, RuntimeError) and str(error) == "Query interrupted"
+        ):
+            return _interrupted()
         print(f"rankscope: {_defect(error)}", file=sys.stderr)
         return 1
 
