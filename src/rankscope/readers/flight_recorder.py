@@ -95,13 +95,11 @@ class FlightReader(Reader):
     """Recognises dumps by the keys in their first bytes."""
 
     name = "flight"
+    reading = FlightReading
 
     def recognises(self, path: Path, head: bytes) -> bool:
         is_json = head.lstrip()[:1] == b"{" and any(key in head for key in _JSON_KEYS)
         return (is_pickle(head) or is_json) and any(key in head for key in _KEYS)
-
-    def open(self, path: Path, part: str = "") -> FlightReading:
-        return FlightReading(path)
 
 
 FLIGHT_READER = FlightReader()

@@ -428,12 +428,10 @@ class SnapshotReader(Reader):
     """Recognises snapshots by the keys in their first bytes."""
 
     name = "memory"
+    reading = SnapshotReading
 
     def recognises(self, path: Path, head: bytes) -> bool:
         return is_pickle(head) and any(key in head for key in _KEYS)
-
-    def open(self, path: Path, part: str = "") -> SnapshotReading:
-        return SnapshotReading(path)
 
 
 SNAPSHOT = SnapshotReader()
