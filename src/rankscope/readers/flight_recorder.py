@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ReadError
-from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, Reader, Reading
+from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS
+from rankscope.readers.base import EventBatch, Reader, Reading
 from rankscope.readers.byte_stream import read_head
 from rankscope.readers.checked_values import as_object, integer, text
 from rankscope.readers.row_batch import RowBatch, name_row
@@ -46,11 +46,6 @@ _ELEMENT_BYTES = {
 class FlightReading(Reading):
     """One dump: its entries as rows and as events on the timeline."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._entries: list[dict[str, Any]] = []
-        self._groups: list[dict[str, Any]] = []
-
     def batches(self) -> Iterator[EventBatch]:
         content, size = self._content()
         budget = Budget(self._path, max(size, 1000))
@@ -66,14 +61,14 @@ class FlightReading(Reading):
         version = re.match(r"(\d{1,6})\.(\d{1,6})", self.header.get("version", ""))
         if version and (int(version[1]), int(version[2])) > _NEWEST_VERSION:
             self.header["unknown_version"] = self.header["version"][:20]
-        self._entries = [_entry_row(entry, budget) for entry in budget.dicts(entries)]
-        self._groups = _group_rows(dump, budget)
-        groups = {(row["group_name"] or "", row["group_description"] or "") for row in self._entries}
+        rows = [_entry_row(entry, budget) for entry in budget.dicts(entries)]
+        self._tables = [(FLIGHT, rows), (FLIGHT_GROUPS, _group_rows(dump, budget))]
+        groups = {(row["group_name"] or "", row["group_description"] or "") for row in rows}
         tracks = [
             name_row("thread_name", _TRACK, group, f"NCCL group {group} {description}".strip())
             for group, description in sorted(groups)
         ]
-        yield RowBatch(READ_EVENTS, [*map(_event, self._entries), *tracks])
+        yield RowBatch(READ_EVENTS, [*map(_event, rows), *tracks])
 
     def _content(self) -> tuple[Any, int]:
         if is_pickle(read_head(self._path, 2)[0]):
@@ -85,10 +80,6 @@ class FlightReading(Reading):
             why = f"It is damaged or truncated: {damage or error}."
             raise ReadError(f"cannot read {self._path}", why=why, hint="Capture this rank again.") from None
         return dump, len(content)
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        yield FLIGHT, RowBatch(FLIGHT, self._entries)
-        yield FLIGHT_GROUPS, RowBatch(FLIGHT_GROUPS, self._groups)
 
 
 class FlightReader(Reader):
