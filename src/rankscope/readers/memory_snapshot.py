@@ -343,15 +343,13 @@ class _Stacks:
             key = (own_line(frames), op_name(frames), lines)
             number = self._of_lines.setdefault(key, len(self.rows))
             if number == len(self.rows):
-                self._add(number, *key)
+                self._text_left -= sum(map(len, lines))
+                has_room = self._text_left >= 0
+                self.without_frames += not has_room
+                row = {"stack": number, "source": key[0], "op": key[1], "frames": lines if has_room else None}
+                self.rows.append(row)
             self._of_list[content] = number
         return self._of_list[content]
-
-    def _add(self, number: int, source: str | None, op: str | None, lines: tuple[str, ...]) -> None:
-        self._text_left -= sum(map(len, lines))
-        has_room = self._text_left >= 0
-        self.without_frames += not has_room
-        self.rows.append({"stack": number, "source": source, "op": op, "frames": lines if has_room else None})
 
     def _known(self, members: Values) -> list[Frame]:
         keys = members.tolist()
