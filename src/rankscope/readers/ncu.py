@@ -254,8 +254,14 @@ def base_value(text: str, unit: str) -> tuple[float | None, str]:
     None for text that is not a number.
     """
     number = _number(text)
-    factor, base = _base_unit(unit.strip())
-    return (None if number is None else number * factor), base
+    above, slash, below = unit.strip().partition("/")
+    factor, base = _base_of_part(above)
+    if slash:
+        divisor, base_below = _base_of_part(below)
+        if base_below == "ns":  # rates are per second
+            divisor, base_below = divisor / 1e9, "s"
+        factor, base = factor / divisor, f"{base}/{base_below}"
+    return (None if number is None else number * factor), "hz" if base == "cycle/s" else base
 
 
 def _number(text: str) -> float | None:
@@ -264,20 +270,6 @@ def _number(text: str) -> float | None:
     if not match or text.strip()[match.end() :].strip()[:1] not in ("", "("):
         return None
     return float(match[0].replace(",", ""))
-
-
-def _base_unit(unit: str) -> tuple[float, str]:
-    """The factor to the base unit, and the base unit."""
-    above, slash, below = unit.partition("/")
-    factor, name = _base_of_part(above)
-    if not slash:
-        return factor, name
-    divisor, below_name = _base_of_part(below)
-    if below_name == "ns":  # rates are per second
-        divisor, below_name = divisor / 1e9, "s"
-    if (name, below_name) == ("cycle", "s"):
-        return factor / divisor, "hz"
-    return factor / divisor, f"{name}/{below_name}"
 
 
 def _base_of_part(text: str) -> tuple[float, str]:
