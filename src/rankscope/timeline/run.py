@@ -376,10 +376,7 @@ class Run:
 
     @cached_property
     def _origins(self) -> dict[int, int]:
-        origins: dict[int, int] = {}
-        for entry in self.timelines:
-            origins.setdefault(entry.rank, self.shift_ns(entry))
-        return origins
+        return {entry.rank: self.shift_ns(entry) for entry in reversed(self.timelines)}
 
     # Tables.
 
