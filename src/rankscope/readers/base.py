@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from pathlib import Path
@@ -132,8 +132,6 @@ class Reading:
         self.header: dict[str, Any] = {}
         """The file's own metadata; complete after the last batch."""
         self._path = path
-        self._tables: list[tuple[Table, Iterable[Mapping[str, Any]]]] = []
-        """The rows of other tables than events; complete after the last batch."""
 
     def batches(self) -> Iterator[EventBatch]:
         raise NotImplementedError
@@ -152,10 +150,7 @@ class Reading:
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
         """Tables besides the events. Called after the last batch."""
-        from rankscope.readers.row_batch import RowBatch  # late: it imports numpy
-
-        for table, rows in self._tables:
-            yield table, RowBatch(table, rows)
+        return iter(())
 
 
 class Reader:

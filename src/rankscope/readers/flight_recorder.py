@@ -15,10 +15,10 @@ from typing import Any
 
 from rankscope.errors import ReadError
 from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS
-from rankscope.readers.base import EventBatch, Reader, Reading
+from rankscope.readers.base import EventBatch, Reader
 from rankscope.readers.byte_stream import read_head
 from rankscope.readers.checked_values import as_object, integer, text
-from rankscope.readers.row_batch import RowBatch, name_row
+from rankscope.readers.row_batch import RowBatch, TablesReading, name_row
 from rankscope.readers.safe_pickle import Budget, is_pickle, load_value
 from rankscope.readers.stack_frames import frames_in, own_line
 
@@ -43,7 +43,7 @@ _ELEMENT_BYTES = {
 }  # fmt: skip
 
 
-class FlightReading(Reading):
+class FlightReading(TablesReading):
     """One dump: its entries as rows and as events on the timeline."""
 
     def batches(self) -> Iterator[EventBatch]:
@@ -62,7 +62,7 @@ class FlightReading(Reading):
         if version and (int(version[1]), int(version[2])) > _NEWEST_VERSION:
             self.header["unknown_version"] = self.header["version"][:20]
         rows = [_entry_row(entry, budget) for entry in budget.dicts(entries)]
-        self._tables = [(FLIGHT, rows), (FLIGHT_GROUPS, _group_rows(dump, budget))]
+        self.tables = [(FLIGHT, rows), (FLIGHT_GROUPS, _group_rows(dump, budget))]
         groups = {(row["group_name"] or "", row["group_description"] or "") for row in rows}
         tracks = [
             name_row("thread_name", _TRACK, group, f"NCCL group {group} {description}".strip())

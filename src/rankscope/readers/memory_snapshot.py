@@ -22,7 +22,7 @@ from rankscope.model import (
     OPTIMIZER_STEPS,
     SNAPSHOT_CATEGORY,
 )
-from rankscope.readers.base import EventBatch, Reader, Reading, ReadyBatch
+from rankscope.readers.base import EventBatch, Reader, ReadyBatch
 from rankscope.readers.columns import (
     NO_TEXT,
     NULL,
@@ -34,6 +34,7 @@ from rankscope.readers.columns import (
     joined_texts,
 )
 from rankscope.readers.pickled_tree import PickledTree, Values, read_tree
+from rankscope.readers.row_batch import TablesReading
 from rankscope.readers.safe_pickle import Budget, is_pickle
 from rankscope.readers.stack_frames import Frame, frame_of, op_name, own_line, python_lines
 
@@ -60,7 +61,7 @@ _LEAST_FRAME_TEXT = 64 << 20
 _BEYOND = 2.0**63
 
 
-class SnapshotReading(Reading):
+class SnapshotReading(TablesReading):
     """One snapshot: its history as events, its blocks, segments and stacks as tables."""
 
     def batches(self) -> Iterator[EventBatch]:
@@ -81,7 +82,7 @@ class SnapshotReading(Reading):
             self.header[OPTIMIZER_STEPS] = steps
         yield from snapshot.history(blocks, segment_rows)
         stacks = snapshot.stacks.rows
-        self._tables = [(MEMORY_SEGMENTS, segment_rows), (MEMORY_BLOCKS, blocks), (MEMORY_STACKS, stacks)]
+        self.tables = [(MEMORY_SEGMENTS, segment_rows), (MEMORY_BLOCKS, blocks), (MEMORY_STACKS, stacks)]
         if snapshot.stacks.without_frames:
             self.header["stacks_without_frames"] = snapshot.stacks.without_frames
 

@@ -19,9 +19,9 @@ from typing import Any
 from rankscope import tools
 from rankscope.errors import NotATraceError, ReadError, ToolError
 from rankscope.model import NCU_KERNELS, NCU_METRICS, READ_EVENTS
-from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport
+from rankscope.readers.base import EventBatch, Reader, ReadReport
 from rankscope.readers.byte_stream import read_head
-from rankscope.readers.row_batch import RowBatch
+from rankscope.readers.row_batch import RowBatch, TablesReading
 from rankscope.text.run_words import shell_word
 
 REPORT_MAGIC = b"NVR\x00"
@@ -29,7 +29,7 @@ _LARGEST_CSV = 1 << 30
 _TIMEOUT_SECONDS = 600
 
 
-class NcuReading(Reading):
+class NcuReading(TablesReading):
     """One report: no events, two tables."""
 
     def batches(self) -> Iterator[EventBatch]:
@@ -44,7 +44,7 @@ class NcuReading(Reading):
             for metric, (value, unit, text) in kernel.metrics.items()
         )
         rows = (_kernel_row(number, kernel) for number, kernel in kernels)
-        self._tables = [(NCU_KERNELS, rows), (NCU_METRICS, metrics)]
+        self.tables = [(NCU_KERNELS, rows), (NCU_METRICS, metrics)]
         yield RowBatch(READ_EVENTS, ())  # every segment has the table
 
 

@@ -203,7 +203,8 @@ def _stats(messages: Iterable[memoryview], names: Mapping[int, str]) -> Iterator
     """Names and values of stats. A value of bytes is left out: it is another protobuf."""
     for message in messages:
         try:
-            id, kind, value = 0, 0, None
+            value: Any = None
+            id = kind = 0
             for number, wire, content in fields(message):
                 if number == _STAT_METADATA:
                     id = signed(number_in(wire, content))
