@@ -185,15 +185,11 @@ class ZstdStream(GzipStream):
         return ZstdDecompressor, ZstdError
 
 
-def _packed(path: Path) -> type[GzipStream] | None:
-    """The class of stream for a compressed file, by its first bytes."""
+def packed_stream(path: Path) -> type[GzipStream] | None:
+    """The class of stream for a compressed file, by its first bytes; None for others."""
     with path.open("rb") as file:
         head = file.read(8)
     return next((kind for kind in (GzipStream, XzStream, ZstdStream) if head.startswith(kind.magic)), None)
-
-
-def is_packed(path: Path) -> bool:
-    return _packed(path) is not None
 
 
 def unpacked_name(name: str) -> str:
@@ -221,7 +217,7 @@ def open_stream(path: Path, lines: bool = False) -> ByteStream:
             )
         if not status.st_size:  # what the system makes while it is read may block: /proc/kmsg
             return PlainStream(Path(os.devnull))
-        packed = _packed(path)
+        packed = packed_stream(path)
         return packed(path, lines) if packed else PlainStream(path)
     except OSError as error:
         raise cannot_read(path, error) from error

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ReadError
-from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, Reader, Reading
+from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS
+from rankscope.readers.base import EventBatch, Reader
 from rankscope.readers.byte_stream import read_head
 from rankscope.readers.checked_values import as_object, integer, text
-from rankscope.readers.row_batch import RowBatch, name_row
+from rankscope.readers.row_batch import RowBatch, TablesReading, name_row
 from rankscope.readers.safe_pickle import Budget, is_pickle, load_value
 from rankscope.readers.stack_frames import frames_in, own_line
 
@@ -43,13 +43,8 @@ _ELEMENT_BYTES = {
 }  # fmt: skip
 
 
-class FlightReading(Reading):
+class FlightReading(TablesReading):
     """One dump: its entries as rows and as events on the timeline."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._entries: list[dict[str, Any]] = []
-        self._groups: list[dict[str, Any]] = []
 
     def batches(self) -> Iterator[EventBatch]:
         content, size = self._content()
@@ -66,14 +61,14 @@ class FlightReading(Reading):
         version = re.match(r"(\d{1,6})\.(\d{1,6})", self.header.get("version", ""))
         if version and (int(version[1]), int(version[2])) > _NEWEST_VERSION:
             self.header["unknown_version"] = self.header["version"][:20]
-        self._entries = [_entry_row(entry, budget) for entry in budget.dicts(entries)]
-        self._groups = _group_rows(dump, budget)
-        groups = {(row["group_name"] or "", row["group_description"] or "") for row in self._entries}
+        rows = [_entry_row(entry, budget) for entry in budget.dicts(entries)]
+        self.tables = [(FLIGHT, rows), (FLIGHT_GROUPS, _group_rows(dump, budget))]
+        groups = {(row["group_name"] or "", row["group_description"] or "") for row in rows}
         tracks = [
             name_row("thread_name", _TRACK, group, f"NCCL group {group} {description}".strip())
             for group, description in sorted(groups)
         ]
-        yield RowBatch(READ_EVENTS, [*map(_event, self._entries), *tracks])
+        yield RowBatch(READ_EVENTS, [*map(_event, rows), *tracks])
 
     def _content(self) -> tuple[Any, int]:
         if is_pickle(read_head(self._path, 2)[0]):
@@ -86,22 +81,16 @@ class FlightReading(Reading):
             raise ReadError(f"cannot read {self._path}", why=why, hint="Capture this rank again.") from None
         return dump, len(content)
 
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        yield FLIGHT, RowBatch(FLIGHT, self._entries)
-        yield FLIGHT_GROUPS, RowBatch(FLIGHT_GROUPS, self._groups)
-
 
 class FlightReader(Reader):
     """Recognises dumps by the keys in their first bytes."""
 
     name = "flight"
+    reading = FlightReading
 
     def recognises(self, path: Path, head: bytes) -> bool:
         is_json = head.lstrip()[:1] == b"{" and any(key in head for key in _JSON_KEYS)
         return (is_pickle(head) or is_json) and any(key in head for key in _KEYS)
-
-    def open(self, path: Path, part: str = "") -> FlightReading:
-        return FlightReading(path)
 
 
 FLIGHT_READER = FlightReader()

@@ -21,9 +21,8 @@ from rankscope.model import (
     MEMORY_STACKS,
     OPTIMIZER_STEPS,
     SNAPSHOT_CATEGORY,
-    Table,
 )
-from rankscope.readers.base import Batch, EventBatch, Reader, Reading, ReadyBatch
+from rankscope.readers.base import EventBatch, Reader, ReadyBatch
 from rankscope.readers.columns import (
     NO_TEXT,
     NULL,
@@ -35,7 +34,7 @@ from rankscope.readers.columns import (
     joined_texts,
 )
 from rankscope.readers.pickled_tree import PickledTree, Values, read_tree
-from rankscope.readers.row_batch import RowBatch
+from rankscope.readers.row_batch import TablesReading
 from rankscope.readers.safe_pickle import Budget, is_pickle
 from rankscope.readers.stack_frames import Frame, frame_of, op_name, own_line, python_lines
 
@@ -62,14 +61,8 @@ _LEAST_FRAME_TEXT = 64 << 20
 _BEYOND = 2.0**63
 
 
-class SnapshotReading(Reading):
+class SnapshotReading(TablesReading):
     """One snapshot: its history as events, its blocks, segments and stacks as tables."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._stack_rows: list[dict[str, Any]] = []
-        self._blocks: list[dict[str, Any]] = []
-        self._segments: list[dict[str, Any]] = []
 
     def batches(self) -> Iterator[EventBatch]:
         """The tree of the file is gone after the last batch, before the other tables are made."""
@@ -82,20 +75,16 @@ class SnapshotReading(Reading):
                 hint="Write one with torch.cuda.memory._dump_snapshot(FILE), or with rankscope.memory_history().",
             )
         snapshot = _Snapshot(tree, self._path)
-        self._segments = snapshot.segment_rows(segments)
-        self._blocks = snapshot.block_rows()
+        segment_rows = snapshot.segment_rows(segments)
+        blocks = snapshot.block_rows()
         self.header = snapshot.settings()
         if steps := snapshot.optimizer_steps():
             self.header[OPTIMIZER_STEPS] = steps
-        yield from snapshot.history(self._blocks, self._segments)
-        self._stack_rows = snapshot.stacks.rows
+        yield from snapshot.history(blocks, segment_rows)
+        stacks = snapshot.stacks.rows
+        self.tables = [(MEMORY_SEGMENTS, segment_rows), (MEMORY_BLOCKS, blocks), (MEMORY_STACKS, stacks)]
         if snapshot.stacks.without_frames:
             self.header["stacks_without_frames"] = snapshot.stacks.without_frames
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        yield MEMORY_SEGMENTS, RowBatch(MEMORY_SEGMENTS, self._segments)
-        yield MEMORY_BLOCKS, RowBatch(MEMORY_BLOCKS, self._blocks)
-        yield MEMORY_STACKS, RowBatch(MEMORY_STACKS, self._stack_rows)
 
 
 class _Snapshot:
@@ -355,15 +344,13 @@ class _Stacks:
             key = (own_line(frames), op_name(frames), lines)
             number = self._of_lines.setdefault(key, len(self.rows))
             if number == len(self.rows):
-                self._add(number, *key)
+                self._text_left -= sum(map(len, lines))
+                has_room = self._text_left >= 0
+                self.without_frames += not has_room
+                row = {"stack": number, "source": key[0], "op": key[1], "frames": lines if has_room else None}
+                self.rows.append(row)
             self._of_list[content] = number
         return self._of_list[content]
-
-    def _add(self, number: int, source: str | None, op: str | None, lines: tuple[str, ...]) -> None:
-        self._text_left -= sum(map(len, lines))
-        has_room = self._text_left >= 0
-        self.without_frames += not has_room
-        self.rows.append({"stack": number, "source": source, "op": op, "frames": lines if has_room else None})
 
     def _known(self, members: Values) -> list[Frame]:
         keys = members.tolist()
@@ -428,12 +415,10 @@ class SnapshotReader(Reader):
     """Recognises snapshots by the keys in their first bytes."""
 
     name = "memory"
+    reading = SnapshotReading
 
     def recognises(self, path: Path, head: bytes) -> bool:
         return is_pickle(head) and any(key in head for key in _KEYS)
-
-    def open(self, path: Path, part: str = "") -> SnapshotReading:
-        return SnapshotReading(path)
 
 
 SNAPSHOT = SnapshotReader()

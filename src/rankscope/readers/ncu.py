@@ -11,62 +11,52 @@ import io
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rankscope import tools
 from rankscope.errors import NotATraceError, ReadError, ToolError
-from rankscope.model import NCU_KERNELS, NCU_METRICS, READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, Reader, Reading, ReadReport
+from rankscope.model import NCU_KERNELS, NCU_METRICS, READ_EVENTS
+from rankscope.readers.base import EventBatch, Reader, ReadReport
 from rankscope.readers.byte_stream import read_head
-from rankscope.readers.row_batch import RowBatch
+from rankscope.readers.row_batch import RowBatch, TablesReading
 from rankscope.text.run_words import shell_word
 
 REPORT_MAGIC = b"NVR\x00"
 _LARGEST_CSV = 1 << 30
 _TIMEOUT_SECONDS = 600
 
-Load = Callable[[Path, ReadReport], "list[MeasuredKernel]"]
 
-
-class NcuReading(Reading):
+class NcuReading(TablesReading):
     """One report: no events, two tables."""
 
-    def __init__(self, path: Path, load: Load) -> None:
-        super().__init__(path)
-        self._load = load
-        self._kernels: list[MeasuredKernel] = []
-
     def batches(self) -> Iterator[EventBatch]:
-        self._kernels = self._load(self._path, self.report)
-        yield RowBatch(READ_EVENTS, ())  # every segment has the table
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        yield (
-            NCU_KERNELS,
-            RowBatch(NCU_KERNELS, map(_kernel_row, *zip(*enumerate(self._kernels), strict=True))),
-        )
+        if self._path.name.endswith(".ncu-rep"):
+            content = _raw_page(self._path)
+        else:
+            content, self.report.damage = read_head(self._path, _LARGEST_CSV, lines=True)
+        kernels = [*enumerate(read_csv(csv_text(content), str(self._path), self.report))]
         metrics = (
             {"kernel": number, "metric": metric, "value": value, "unit": unit, "text": text}
-            for number, kernel in enumerate(self._kernels)
+            for number, kernel in kernels
             for metric, (value, unit, text) in kernel.metrics.items()
         )
-        yield NCU_METRICS, RowBatch(NCU_METRICS, metrics)
+        rows = (_kernel_row(number, kernel) for number, kernel in kernels)
+        self.tables = [(NCU_KERNELS, rows), (NCU_METRICS, metrics)]
+        yield RowBatch(READ_EVENTS, ())  # every segment has the table
 
 
 class NcuReader(Reader):
     """Recognises reports by their first bytes, and csv by its header."""
 
     name = "ncu"
+    reading = NcuReading
 
     def recognises(self, path: Path, head: bytes) -> bool:
         is_report = path.name.endswith(".ncu-rep") or head.startswith(REPORT_MAGIC)
         return is_report or HEADER.search(head) is not None
-
-    def open(self, path: Path, part: str = "") -> NcuReading:
-        return NcuReading(path, _load_report if path.name.endswith(".ncu-rep") else _load_csv)
 
 
 NCU = NcuReader()
@@ -97,13 +87,8 @@ def _integer(text: str) -> int | None:
     return int(digits) if re.fullmatch(r"\d{1,18}", digits) else None
 
 
-def _load_csv(path: Path, report: ReadReport) -> list[MeasuredKernel]:
-    content, report.damage = read_head(path, _LARGEST_CSV, lines=True)
-    return read_csv(csv_text(content), str(path), report)
-
-
-def _load_report(path: Path, report: ReadReport) -> list[MeasuredKernel]:
-    """With ncu."""
+def _raw_page(path: Path) -> bytes:
+    """Of a report, as ncu prints it."""
     try:
         tool = tools.find_tool("ncu", os.environ.get(tools.NCU_VARIABLE))
     except ToolError as missing:
@@ -132,7 +117,7 @@ def _load_report(path: Path, report: ReadReport) -> list[MeasuredKernel]:
             why=f"ncu {version}: {why.rstrip('.')}.",
             hint="The file is damaged, or from a newer Nsight Compute: use that one (--ncu PATH), or capture again.",
         )
-    return read_csv(csv_text(answer.stdout), str(path), report)
+    return answer.stdout
 
 
 _KEYS = {"ID", "Kernel Name"}
@@ -269,8 +254,14 @@ def base_value(text: str, unit: str) -> tuple[float | None, str]:
     None for text that is not a number.
     """
     number = _number(text)
-    factor, base = _base_unit(unit.strip())
-    return (None if number is None else number * factor), base
+    above, slash, below = unit.strip().partition("/")
+    factor, base = _base_of_part(above)
+    if slash:
+        divisor, base_below = _base_of_part(below)
+        if base_below == "ns":  # rates are per second
+            divisor, base_below = divisor / 1e9, "s"
+        factor, base = factor / divisor, f"{base}/{base_below}"
+    return (None if number is None else number * factor), "hz" if base == "cycle/s" else base
 
 
 def _number(text: str) -> float | None:
@@ -279,20 +270,6 @@ def _number(text: str) -> float | None:
     if not match or text.strip()[match.end() :].strip()[:1] not in ("", "("):
         return None
     return float(match[0].replace(",", ""))
-
-
-def _base_unit(unit: str) -> tuple[float, str]:
-    """The factor to the base unit, and the base unit."""
-    above, slash, below = unit.partition("/")
-    factor, name = _base_of_part(above)
-    if not slash:
-        return factor, name
-    divisor, below_name = _base_of_part(below)
-    if below_name == "ns":  # rates are per second
-        divisor, below_name = divisor / 1e9, "s"
-    if (name, below_name) == ("cycle", "s"):
-        return factor / divisor, "hz"
-    return factor / divisor, f"{name}/{below_name}"
 
 
 def _base_of_part(text: str) -> tuple[float, str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from rankscope.model import MEMORY_TYPE, READ_EVENTS, Table
-from rankscope.readers.base import EventBatch
+from rankscope.readers.base import Batch, EventBatch, Reading
 from rankscope.readers.columns import IN_PYTHON, EventColumns
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.sql_columns import read_columns
@@ -51,6 +51,17 @@ class RowBatch(EventBatch):
 
     def close(self) -> None:
         self._file.close()
+
+
+class TablesReading(Reading):
+    """Of a file that has rows of other tables besides its events."""
+
+    tables: Sequence[tuple[Table, Iterable[Mapping[str, Any]]]] = ()
+    """Complete after the last batch."""
+
+    def further(self) -> Iterator[tuple[Table, Batch]]:
+        for table, rows in self.tables:
+            yield table, RowBatch(table, rows)
 
 
 def name_row(what: str, pid: str, tid: str, name: str) -> dict[str, Any]:

@@ -32,6 +32,8 @@ _STAGE_ROLES = {"compute_values": "critic", "compute_rm_score": "reward", "e2e":
 _RANK_OF, _PROCESS = re.compile(r"rank\d+(?:-of-\d+)?"), re.compile(r"pid\d+")
 _NO_ROLE = re.compile(r"train|step\d+")
 
+File = tuple[int, int]
+"""The rank and the segment of a file."""
 World = tuple[str, int]
 """The processes that number each other from 0 on: their role, and the number of the replica where a role has several,
 as in reinforcement learning. The ranks of a run are those of its worlds one after another."""
@@ -112,6 +114,10 @@ class SegmentEntry:
     """The content of segment.json."""
     build: str
     """The name of the folder with its tables. A file that is read again gets a new one, so that no folder changes."""
+
+    @cached_property
+    def file(self) -> File:
+        return self.rank, self.segment
 
     @cached_property
     def folder(self) -> str:
@@ -268,7 +274,7 @@ class Index:
         names = [field.name for field in fields(SegmentEntry)]  # always in this order
         entries = [
             {name: getattr(entry, name) for name in names}
-            for entry in sorted(self.segments, key=lambda e: (e.rank, e.segment))
+            for entry in sorted(self.segments, key=lambda entry: entry.file)
         ]
         write_checked_json(store / INDEX_FILE, {"format": FORMAT_VERSION, "segments": entries})
 

@@ -428,7 +428,7 @@ class _Opening:
         problems = [outcome for outcome in read if isinstance(outcome, RankscopeError)]
         if not self.up_to_date and not fresh:
             raise problems[0]
-        return Index(sorted([*self.up_to_date, *fresh], key=lambda e: (e.rank, e.segment))), fresh, problems
+        return Index(sorted([*self.up_to_date, *fresh], key=lambda entry: entry.file)), fresh, problems
 
     def _publish_finished(self) -> None:
         """List what has been read so far. If another process has changed the store, that is left for the end."""

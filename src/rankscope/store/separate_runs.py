@@ -50,7 +50,7 @@ class RunFiles:
         shares_clock = entry.format in TIMELINE_FORMATS or entry.has_wall_clock == self.has_wall_clock
         if self.entries and not shares_clock:
             self.entries.append(entry)
-            self.other_clocks.add((entry.rank, entry.segment))
+            self.other_clocks.add(entry.file)
             return
         self.begin_ns = min(self.begin_ns, entry.unix_origin_ns) if self.entries else entry.unix_origin_ns
         self.end_ns = max(self.end_ns, entry.unix_end_ns) if self.entries else entry.unix_end_ns

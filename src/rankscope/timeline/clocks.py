@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope.records import dataclass
 from rankscope.store.derived import CLOCKS, Table
-from rankscope.store.index import SegmentEntry
+from rankscope.store.index import File, SegmentEntry
 
 if TYPE_CHECKING:
     from rankscope.timeline.clock_fit import Fit
@@ -352,12 +352,10 @@ def save(clocks: Clocks, store: Path, segments: Sequence[SegmentEntry]) -> None:
 
 
 def _cache_key(segments: Sequence[SegmentEntry]) -> list[tuple[int, int, str]]:
-    return [(entry.rank, entry.segment, entry.build) for entry in segments]
+    return [(*entry.file, entry.build) for entry in segments]
 
 
 ClockMode = Literal["aligned", "raw"]
-File = tuple[int, int]
-"""The rank and the segment of a file."""
 
 
 @dataclass(frozen=True)
@@ -378,9 +376,8 @@ class TimeAxis:
         """What is taken off the wall clock of each file."""
         ahead = {}
         for entry in self.files:
-            file = entry.rank, entry.segment
-            middle = self.begins[file] + int(entry.manifest["end_ns"]) / 2
-            ahead[file] = round(self.clocks.ahead_ns(entry.rank, middle))
+            middle = self.begins[entry.file] + int(entry.manifest["end_ns"]) / 2
+            ahead[entry.file] = round(self.clocks.ahead_ns(entry.rank, middle))
         return ahead
 
     @cached_property

@@ -42,8 +42,8 @@ _EXPRESSIONS = {
     "LAMBDA_REF", "OPERATOR", "POSITIONAL_REFERENCE", "STAR", "SUBQUERY", "TYPE", "WINDOW",
 }  # fmt: skip
 _TABLE_FUNCTIONS = {
-    *["range", "generate_series", "unnest", "repeat", "json_each", "json_tree", "duckdb_columns"]
-}
+    "range", "generate_series", "unnest", "repeat", "json_each", "json_tree", "duckdb_columns",
+}  # fmt: skip
 _SHOWN = {'"tables"', "__show_tables_expanded"}
 """What SHOW TABLES and SHOW ALL TABLES are to the parser."""
 _MORE_FUNCTIONS = {
@@ -109,9 +109,10 @@ class ConfinedSql:
             finally:
                 cursor.close()  # ends the transaction
         except duckdb.OutOfMemoryException as error:
+            limit = self._connection.execute("SELECT current_setting('memory_limit')").fetchall()[0][0]
             raise QueryError(
                 "the query needs too much memory",
-                why=f"It may use {self._setting('memory_limit')}.",
+                why=f"It may use {limit}.",
                 hint="Choose fewer rows, or aggregate them in steps.",
             ) from error
         except duckdb.Error as error:
@@ -120,9 +121,6 @@ class ConfinedSql:
                 why=str(error).strip(),
                 hint=f"Tables: {', '.join(sorted(self._tables))}",
             ) from error
-
-    def _setting(self, name: str) -> str:
-        return str(self._connection.execute(f"SELECT current_setting({sql_text(name)})").fetchall()[0][0])
 
     def _checked(self, sql: str) -> str:
         """The statement, if it only reads."""

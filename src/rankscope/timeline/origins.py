@@ -13,6 +13,7 @@ import re
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,12 +103,14 @@ def write_origins(
     calls = _calls(folder)
     activity = _activity(folder)
     rows = [*_compiled(activity, calls, code), *_replayed(activity, calls, captures, code, build)]
-    _note_logs(logs, rows)
-    batch = RowBatch(ORIGINS, rows)
-    try:
+    told = sum(row["known_by"] == "TORCH_TRACE" for row in rows)
+    named = any(row["compiled"] is not None and ": " in row["compiled"] for row in rows)
+    for record in logs:
+        functions = record.pop("found", 0)
+        if told or named:
+            record["used"] = f"{functions:,} compiled functions; the lines of {told:,} kernels"
+    with closing(RowBatch(ORIGINS, rows)) as batch:
         return {ORIGINS.name: write_selected(batch, ORIGINS, folder, 0)}
-    finally:
-        batch.close()
 
 
 def _read_logs(logs: Iterable[dict[str, Any]]) -> CompiledCode:
@@ -125,15 +128,6 @@ def _read_logs(logs: Iterable[dict[str, Any]]) -> CompiledCode:
         code.lines |= of_log.lines
         record["found"] = len(of_log.functions)
     return code
-
-
-def _note_logs(logs: Iterable[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
-    told = sum(row["known_by"] == "TORCH_TRACE" for row in rows)
-    named = sum(row["compiled"] is not None and ": " in row["compiled"] for row in rows)
-    for record in logs:
-        functions = record.pop("found", 0)
-        if told or named:
-            record["used"] = f"{functions:,} compiled functions; the lines of {told:,} kernels"
 
 
 def _calls(folder: Path) -> list[_Call]:
@@ -311,8 +305,7 @@ def _agreed(captures: Sequence[Capture], code: CompiledCode) -> list[_Origin]:
 
 def _activity(folder: Path) -> list[_Activity]:
     """Device activity with a launch, in order of its time. nsys may record a graph as one activity, without nodes."""
-    plain = PlainFolder(folder)
-    try:
+    with closing(PlainFolder(folder)) as plain:
         result = connection().execute(f"""
             SELECT g.id, g.launch, g.category, g.name, TRY_CAST(e.args->>'graph id' AS BIGINT),
                    TRY_CAST(e.args->>'graph node id' AS BIGINT)
@@ -322,5 +315,3 @@ def _activity(folder: Path) -> list[_Activity]:
             WHERE g.launch IS NOT NULL AND (e.args->>'whole graph') IS NULL ORDER BY g.start_ns, g.id
         """)
         return [_Activity(*row) for row in result.fetchall()]
-    finally:
-        plain.close()

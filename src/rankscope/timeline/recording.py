@@ -419,8 +419,9 @@ def arrange(events: Events, pool: Executor) -> Recording:
     misplaced = sum(untimed)
     if len(limits) and int(limits.max()) - int(limits.min()) > _LONGEST_FILE_NS:
         timed = int(placed.sum())
-        low, high = _usable_range(time[placed])
-        placed &= (time >= low) & (time <= high)
+        times, at_middle = time[placed], (timed - 1) // 2
+        middle = int(np.partition(times, at_middle)[at_middle])
+        placed &= (time >= middle - _LONGEST_FILE_NS) & (time <= middle + _LONGEST_FILE_NS)
         misplaced += timed - int(placed.sum())
         limits = time[placed]
         in_group = np.bincount(group[placed], minlength=len(events.groups))
@@ -466,12 +467,6 @@ def _with_phase(events: Events, placed: Mask, phases: tuple[str, ...], pool: Exe
         return members
 
     return np.concatenate([*pool.map(indices, _pieces(len(events)))])
-
-
-def _usable_range(times: Numbers) -> tuple[int, int]:
-    """Of a file with times that are too far apart."""
-    middle = int(np.partition(times, (len(times) - 1) // 2)[(len(times) - 1) // 2])
-    return middle - _LONGEST_FILE_NS, middle + _LONGEST_FILE_NS
 
 
 TrackKey = tuple[str, str, str]

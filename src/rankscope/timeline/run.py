@@ -25,14 +25,13 @@ from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.checksums import damage
 from rankscope.store.database import PlainFolder
-from rankscope.store.index import BY_ROLE, Index, SegmentEntry, can_write
+from rankscope.store.index import BY_ROLE, File, Index, SegmentEntry, can_write
 from rankscope.store.ingest import Ingested, IngestProgress, Options, ingest
 from rankscope.store.separate_runs import RunFiles, mixed_runs, runs_among, stray
 from rankscope.text.visible_text import visible
 from rankscope.timeline.clocks import (
     ClockMode,
     Clocks,
-    File,
     TimeAxis,
     load,
     measure,
@@ -159,8 +158,8 @@ class Run:
         self.segments = segments if part is None else [e for e in segments if e.rank in part.ranks]
         self.unused_segments = _unused(self.segments, prefer)
         """Not in the tables, or the rank's time would count twice; listed in `segments` with used = false."""
-        unused = {(entry.rank, entry.segment) for entry in self.unused_segments}
-        self.used = [entry for entry in self.segments if (entry.rank, entry.segment) not in unused]
+        unused = {entry.file for entry in self.unused_segments}
+        self.used = [entry for entry in self.segments if entry.file not in unused]
         """The segments that are in the tables."""
         self.timelines = [entry for entry in self.used if entry.has_times]
         """The segments that are used and have times."""
@@ -279,7 +278,7 @@ class Run:
                 entry.segment,
                 entry.build,
                 self.shift_ns(entry) - origin if len(entries) > 1 else 0,
-                self._first_steps.get((rank, entry.segment), 0),
+                self._first_steps.get(entry.file, 0),
             ]
             for entry in entries
         ]
@@ -306,10 +305,8 @@ class Run:
         for run in self.runs:
             for entry in run.entries:
                 # A file of another clock is put at the run's start.
-                file = entry.rank, entry.segment
-                begins[file] = begin + (
-                    0 if file in run.other_clocks else entry.unix_origin_ns - run.begin_ns
-                )
+                of_run = 0 if entry.file in run.other_clocks else entry.unix_origin_ns - run.begin_ns
+                begins[entry.file] = begin + of_run
             begin += run.end_ns - run.begin_ns
         return begins
 
@@ -329,12 +326,12 @@ class Run:
         first = 0
         for together in zip_longest(*cycles.values()):
             entries = [entry for entry in together if entry is not None]
-            first_steps |= {(entry.rank, entry.segment): first for entry in entries if first}
+            first_steps |= {entry.file: first for entry in entries if first}
             first += max(int(entry.manifest["steps"]) for entry in entries)
         traces = [entry for entry in self.timelines if entry.format in TIMELINE_FORMATS]
         inferred = [entry for entry in traces if entry.manifest["steps_source"] == ITERATIONS]
         if len(inferred) < len(traces):
-            first_steps |= {(entry.rank, entry.segment): None for entry in inferred}
+            first_steps |= {entry.file: None for entry in inferred}
         return first_steps
 
     @cached_property
@@ -367,11 +364,11 @@ class Run:
 
     def shift_ns(self, entry: SegmentEntry) -> int:
         """From the run's start to the origin of this segment; 0 for a file without times."""
-        return self.axis.shifts.get((entry.rank, entry.segment), 0)
+        return self.axis.shifts.get(entry.file, 0)
 
     def begin_ns(self, entry: SegmentEntry) -> int:
         """From the run's start to this file by the wall clock of its host."""
-        return self._begins[entry.rank, entry.segment]
+        return self._begins[entry.file]
 
     def origin_ns(self, rank: int) -> int:
         """From the run's start to the first of the rank's files: times of results that are kept count from it."""
@@ -379,10 +376,7 @@ class Run:
 
     @cached_property
     def _origins(self) -> dict[int, int]:
-        origins: dict[int, int] = {}
-        for entry in self.timelines:
-            origins.setdefault(entry.rank, self.shift_ns(entry))
-        return origins
+        return {entry.rank: self.shift_ns(entry) for entry in reversed(self.timelines)}
 
     # Tables.
 
@@ -490,7 +484,7 @@ class Run:
         if self._part is not None and self._part.shares_collectives:
             return self._part.whole.collectives.of_ranks(self._part.ranks)
         shifts = self.axis.shifts
-        cache_key = [[e.rank, e.segment, e.build, shifts[e.rank, e.segment]] for e in self.timelines]
+        cache_key = [[*e.file, e.build, shifts[e.file]] for e in self.timelines]
         raw = self._aligned[1] if self._part is None else None
         if raw is not None:  # matched already, to measure the clocks
             rows = shifted(raw.collectives, {file: shifts[file] - raw.axis.shifts[file] for file in shifts})

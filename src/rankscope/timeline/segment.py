@@ -182,7 +182,11 @@ def _write_tracks(files: TableFiles, source: SliceTable) -> None:
     processes: dict[str, Names] = {}
     for (pid, _), thread_names in recording.threads.items():
         if thread_names.process is not None:
-            processes[pid] = _larger(processes.get(pid, Names()), thread_names)
+            # Where several of its threads tell: the last in alphabetical order.
+            other = processes.get(pid, Names())
+            indices = [each.sort_index for each in (other, thread_names) if each.sort_index is not None]
+            name = max(other.process or "", thread_names.process)
+            processes[pid] = Names(name, sort_index=max(indices, default=None))
     records: list[dict[str, Any]] = []
     for number, (track, thread_names) in enumerate(zip(recording.tracks, named, strict=True)):
         process = processes.get(track.pid, Names())
@@ -205,12 +209,6 @@ def _write_tracks(files: TableFiles, source: SliceTable) -> None:
             }
         )
     files.write_columns(TRACKS, columns_of(TRACKS, records))
-
-
-def _larger(a: Names, b: Names) -> Names:
-    """The names of a process that several of its threads tell: the last in alphabetical order."""
-    indices = [index for index in (a.sort_index, b.sort_index) if index is not None]
-    return Names(max(a.process or "", b.process or ""), sort_index=max(indices, default=None))
 
 
 def _label(track: Track, process: str | None, thread: str | None) -> str:
@@ -424,28 +422,25 @@ def write_activity(files: TableFiles, source: SliceTable, gpu: NDArray[Any]) -> 
     """Write SLICES and GPU."""
     files.write(SLICES, row_pieces(len(source.slices)), source.chunks)
 
-    def of_gpu(piece: slice) -> Mapping[str, Chunk]:
-        return source.chunks(gpu[piece]) | _gpu_columns(source, gpu[piece])
-
-    files.write(GPU, row_pieces(len(gpu)), of_gpu)
-
-
-def _gpu_columns(source: SliceTable, rows: NDArray[Any]) -> dict[str, Chunk]:
-    slices, texts = source.slices, source.recording.events.coded_texts
-    launch, op, line = source.links.launch[rows], source.links.op[rows], source.links.python[rows]
+    slices, links, texts = source.slices, source.links, source.recording.events.coded_texts
 
     def told(index: NDArray[Any], values: NDArray[Any]) -> Numbers:
         return Numbers(follow(index, values), valid=index != NONE)
 
-    return {
-        "launch_ns": told(launch, slices.time),
-        "launch_dur_ns": told(launch, slices.duration),
-        "launch_track": told(launch, slices.track),
-        "op_name": Coded(follow(op, slices.name), texts),
-        "op_ns": told(op, slices.time),
-        "op_track": told(op, slices.track),
-        "line": Coded(follow(line, slices.name), texts),
-    }
+    def of_gpu(piece: slice) -> Mapping[str, Chunk]:
+        rows = gpu[piece]
+        launch, op, line = links.launch[rows], links.op[rows], links.python[rows]
+        return source.chunks(rows) | {
+            "launch_ns": told(launch, slices.time),
+            "launch_dur_ns": told(launch, slices.duration),
+            "launch_track": told(launch, slices.track),
+            "op_name": Coded(follow(op, slices.name), texts),
+            "op_ns": told(op, slices.time),
+            "op_track": told(op, slices.track),
+            "line": Coded(follow(line, slices.name), texts),
+        }
+
+    files.write(GPU, row_pieces(len(gpu)), of_gpu)
 
 
 def _write_computing(files: TableFiles, source: SliceTable) -> None:
@@ -477,9 +472,8 @@ def _write_computing(files: TableFiles, source: SliceTable) -> None:
 def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints, row: NDArray[Any]) -> DeviceTime:
     """The device time of the ops that launched some, from the innermost op of each slice, and its row in its track."""
     launched = np.flatnonzero(is_gpu & (op != NONE))
-    at, times = _summed(op[launched], duration[launched])
     has_time = np.zeros(len(op), dtype=bool)
-    inside = at
+    inside = unique_values(op[launched])
     while len(inside):  # and the ops around them, each once
         has_time[inside] = True
         around = op[inside]
@@ -487,23 +481,13 @@ def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints, row: NDArray[Any
     ops = np.flatnonzero(has_time)
     place = np.cumsum(has_time, dtype=np.int32) - 1
     own_time = np.zeros(len(ops), dtype=np.int64)
-    own_time[place[at]] = times
+    np.add.at(own_time, place[op[launched]], duration[launched])
     parent = follow(op[ops], place)
     total = own_time.copy()
     for members in reversed(by_level(row[ops])):  # the innermost first: an op is below those around it
         members = members[parent[members] != NONE]
         np.add.at(total, parent[members], total[members])
     return DeviceTime(ops, own_time, total)
-
-
-def _summed(keys: NDArray[Any], values: Ints) -> tuple[Ints, Ints]:
-    """The distinct keys in ascending order, and the sum of the values of each."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order].astype(np.int64)
-    begins = np.flatnonzero(starts_group([ordered]))
-    if not len(begins):
-        return ordered, np.empty(0, dtype=np.int64)
-    return ordered[begins], np.add.reduceat(values[order], begins)
 
 
 def allocating_ops(nested: NestedSlices, links: Links, track: NDArray[Any], time: Ints) -> Ints:

@@ -30,8 +30,8 @@ from rankscope.model import (
 from rankscope.records import dataclass
 from rankscope.sql import sql_text, sql_texts
 from rankscope.store.database import connect
-from rankscope.store.index import SegmentEntry
-from rankscope.timeline.clocks import File, TimeAxis
+from rankscope.store.index import File, SegmentEntry
+from rankscope.timeline.clocks import TimeAxis
 
 if TYPE_CHECKING:
     import duckdb
@@ -150,10 +150,10 @@ class SqlViews:
     def _segments(self) -> Iterator[str]:
         columns = ", ".join(f"{field.name} {field.type}" for field in SEGMENTS.fields)
         yield f"CREATE TABLE segments ({columns})"
-        used = {(entry.rank, entry.segment) for entry in self.used}
+        used = {entry.file for entry in self.used}
         rows = []
         for entry in self.segments:
-            file = entry.rank, entry.segment
+            file = entry.file
             path = os.fsencode(entry.source).decode("utf-8", "replace")
             values = (
                 *file,
@@ -179,16 +179,14 @@ class SqlViews:
         """
         owners = with_rows(table, self.used, self.without_collectives)
         if table is STEPS:
-            owners = [
-                entry for entry in owners if self.first_steps.get((entry.rank, entry.segment), 0) is not None
-            ]
+            owners = [entry for entry in owners if self.first_steps.get(entry.file, 0) is not None]
         paths = [self.folder / name for entry in owners for name in entry.files_of(table)]
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
             return f"SELECT {nothing} WHERE false"
         if len(owners) == 1:
             # What is the same in all rows is a constant: a query is then planned in half the time.
-            rank, segment = file = owners[0].rank, owners[0].segment
+            rank, segment = file = owners[0].file
             keys = f"{rank}::INTEGER AS rank, {segment}::INTEGER AS segment"
             hive, joined = "false", ""
             shift = f"{self.axis.shifts.get(file, 0)}::BIGINT"

@@ -55,23 +55,12 @@ class Survey:
         return [pid for pid, name in self.layers.items() if name in names]
 
 
-@dataclass(frozen=True)
-class _Points:
-    """Events, or ends of flows: number or flow id, thread, time, duration."""
+_Points = Numbers
+"""Events, or ends of flows: four rows, of numbers or flow ids, threads, times and durations."""
 
-    number: Numbers
-    thread: Numbers
-    time: Numbers
-    duration: Numbers
 
-    @staticmethod
-    def of(rows: list[Numbers]) -> _Points:
-        """Rows of arrays with four columns."""
-        joined = np.concatenate(rows) if rows else np.empty((0, 4), np.int64)
-        return _Points(*joined.T)
-
-    def pick(self, mask: Any) -> _Points:
-        return _Points(self.number[mask], self.thread[mask], self.time[mask], self.duration[mask])
+def _joined_points(pieces: list[Numbers]) -> _Points:
+    return np.concatenate(pieces, axis=1) if pieces else np.empty((4, 0), np.int64)
 
 
 def survey(batches: Iterable[EventColumns]) -> Survey:
@@ -96,20 +85,19 @@ def survey(batches: Iterable[EventColumns]) -> Survey:
         thread = np.array([threads.setdefault(key, len(threads)) for key in keys], np.int64)[inverse]
         number = np.arange(total, total + len(columns))
         duration = np.where(columns.duration == NULL, 0, columns.duration)
-        rows = np.stack([number, thread, columns.time, duration], axis=1)
+        points = np.stack([number, thread, columns.time, duration])
         timed = columns.time != NULL
         is_slice = timed & (columns.phase == codes.get("X", -2))
         unnamed, op = (columns.category == codes.get(text, -2) for text in ("", "cpu_op"))
-        slices.append(rows[is_slice & unnamed])
-        ops.append(rows[is_slice & op])
-        rows[:, 0] = columns.flow
+        slices.append(points[:, is_slice & unnamed])
+        ops.append(points[:, is_slice & op])
+        points[0] = columns.flow
         for (category, phase), ends in flows.items():
             is_end = (columns.category == codes.get(category, -2)) & (columns.phase == codes.get(phase, -2))
-            ends.append(rows[timed & is_end])
+            ends.append(points[:, timed & is_end])
         total += len(columns)
-    _resolve(
-        surveyed, threads, _Points.of(slices), _Points.of(ops), {k: _Points.of(v) for k, v in flows.items()}
-    )
+    ends_of = {key: _joined_points(ends) for key, ends in flows.items()}
+    _resolve(surveyed, threads, _joined_points(slices), _joined_points(ops), ends_of)
     return surveyed
 
 
@@ -139,8 +127,8 @@ def _resolve(
     flows: dict[tuple[str, str], _Points],
 ) -> None:
     """Follow the flows from calls and ops to tasks."""
-    layer = np.array([surveyed.layers.get(pid, "") for pid, _ in threads] or [""])[slices.thread]
-    calls, tasks = slices.pick(layer == CANN), slices.pick(np.isin(layer, (HARDWARE, *HCCL)))
+    layer = np.array([surveyed.layers.get(pid, "") for pid, _ in threads] or [""])[slices[1]]
+    calls, tasks = slices[:, layer == CANN], slices[:, np.isin(layer, (HARDWARE, *HCCL))]
     source, target = _both_ends(flows[HOST_TO_DEVICE, "s"], flows[HOST_TO_DEVICE, "f"])
     surveyed.correlation = _joined(calls, _open_at(calls, source), tasks, _starting_at(tasks, target))
     source, target = _both_ends(flows[FROM_OP, "s"], flows[FROM_OP, "f"])
@@ -152,9 +140,8 @@ def _resolve(
             for pid, tid in threads
         ]
         or [False]
-    )[slices.thread]
-    planes = slices.pick(on_plane)
-    surveyed.hccl_tasks = np.unique(np.stack([planes.time, planes.duration], axis=1), axis=0)
+    )[slices[1]]
+    surveyed.hccl_tasks = np.unique(slices[2:, on_plane].T, axis=0)
 
 
 def is_communication(thread: str) -> bool:
@@ -164,17 +151,17 @@ def is_communication(thread: str) -> bool:
 
 def _both_ends(sources: _Points, targets: _Points) -> tuple[_Points, _Points]:
     """Sources and targets of the flows that have both."""
-    ids, first = np.unique(sources.number, return_index=True)
-    at = np.minimum(np.searchsorted(ids, targets.number), max(len(ids) - 1, 0))
-    has_source = ids[at] == targets.number if len(ids) else np.zeros(len(targets.number), bool)
-    return sources.pick(first[at[has_source]]), targets.pick(has_source)
+    ids, first = np.unique(sources[0], return_index=True)
+    at = np.minimum(np.searchsorted(ids, targets[0]), max(len(ids) - 1, 0))
+    has_source = ids[at] == targets[0] if len(ids) else np.zeros(len(at), bool)
+    return sources[:, first[at[has_source]]], targets[:, has_source]
 
 
 def _starting_at(events: _Points, points: _Points) -> Numbers:
     """For each point the event that starts then on its thread, or -1."""
-    times = np.unique(np.concatenate([events.time, points.time]))
-    width = int(max(events.thread.max(initial=0), points.thread.max(initial=0))) + 1
-    key, wanted = (np.searchsorted(times, side.time) * width + side.thread for side in (events, points))
+    _, threads, all_times, _ = np.concatenate([events, points], axis=1)
+    times, width = np.unique(all_times), int(threads.max(initial=0)) + 1
+    key, wanted = (np.searchsorted(times, side[2]) * width + side[1] for side in (events, points))
     order = np.argsort(key, kind="stable")
     if not len(order):
         return np.full(len(wanted), -1)
@@ -184,24 +171,25 @@ def _starting_at(events: _Points, points: _Points) -> Numbers:
 
 def _open_at(events: _Points, points: _Points) -> Numbers:
     """For each point the innermost event around it on its thread, or -1."""
-    if not len(events.time):
-        return np.full(len(points.time), -1)
-    order = np.lexsort((-events.duration, events.time, events.thread))
-    times = np.unique(np.concatenate([events.time, points.time]))
-    key = events.thread[order] * (len(times) + 1) + np.searchsorted(times, events.time[order])
-    at = (
-        np.searchsorted(key, points.thread * (len(times) + 1) + np.searchsorted(times, points.time), "right")
-        - 1
+    _, wanted, moment, _ = points
+    if not events.size:
+        return np.full(len(moment), -1)
+    order = np.lexsort((-events[3], events[2], events[1]))
+    _, thread, start, duration = events[:, order]
+    times, end = np.unique(np.concatenate([start, moment])), start + duration
+    key, wanted_key = (
+        each * (len(times) + 1) + np.searchsorted(times, time)
+        for each, time in ((thread, start), (wanted, moment))
     )
-    thread, end = events.thread[order], (events.time + events.duration)[order]
+    at = np.searchsorted(key, wanted_key, "right") - 1
     for _ in range(_MOST_STEPS_BACK):
         position = np.maximum(at, 0)
-        over = (at >= 0) & (thread[position] == points.thread) & (end[position] < points.time)
+        over = (at >= 0) & (thread[position] == wanted) & (end[position] < moment)
         if not over.any():
             break
         at = np.where(over, at - 1, at)
     position = np.maximum(at, 0)
-    is_around = (at >= 0) & (thread[position] == points.thread) & (end[position] >= points.time)
+    is_around = (at >= 0) & (thread[position] == wanted) & (end[position] >= moment)
     return np.where(is_around, order[position], -1)
 
 
@@ -209,7 +197,7 @@ def _joined(sources: _Points, source: Numbers, targets: _Points, target: Numbers
     """One number for each source and its targets, counted from 1, by the numbers of the events."""
     both = (source >= 0) & (target >= 0)
     sources_of, id = np.unique(source[both], return_inverse=True)
-    events = np.concatenate([sources.number[sources_of], targets.number[target[both]]])
+    events = np.concatenate([sources[0, sources_of], targets[0, target[both]]])
     ids = np.concatenate([np.arange(len(sources_of)), id.reshape(-1)]) + 1
     events, first = np.unique(events, return_index=True)
     return events, ids[first]

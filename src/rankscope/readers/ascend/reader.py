@@ -57,12 +57,10 @@ class AscendReader(Reader):
     """Recognised by names and times that no other program writes."""
 
     name = "ascend"
+    reading = AscendReading
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         return [identity_of(path)]
-
-    def open(self, path: Path, part: str = "") -> AscendReading:
-        return AscendReading(path)
 
 
 ASCEND = AscendReader()

@@ -85,14 +85,9 @@ class Row(NamedTuple):
     """The text of each column."""
     host: str = ""
 
-    def values(self) -> tuple[dict[str, float], int]:
-        """By series; and how many values are not numbers, or larger than any counter."""
-        return _values((name, self.parts[at]) for at, name in self.series)
-
-    def sm_clock(self) -> float:
-        """In MHz; 0 if the line does not have it."""
-        values, _ = _values((name, self.parts[at]) for at, name in self.series if name == SM_CLOCK)
-        return values.get(SM_CLOCK, 0.0)
+    def values(self, only: str = "") -> tuple[dict[str, float], int]:
+        """By series, or of one; and how many values are not numbers, or larger than any counter."""
+        return _values((name, self.parts[at]) for at, name in self.series if only in ("", name))
 
 
 class Layout(Protocol):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ReadError
-from rankscope.model import READ_EVENTS, gpu_label
+from rankscope.model import READ_EVENTS, SM_CLOCK, gpu_label
 from rankscope.readers.base import (
     LOCAL,
     NO_CLOCK,
@@ -23,7 +23,7 @@ from rankscope.readers.base import (
     Reading,
     ReadReport,
 )
-from rankscope.readers.byte_stream import ByteStream, is_packed, line_blocks, open_stream
+from rankscope.readers.byte_stream import ByteStream, line_blocks, open_stream, packed_stream
 from rankscope.readers.gpu_counters.layouts import Layout, Row, layout_of
 from rankscope.readers.row_batch import RowBatch, name_row
 
@@ -139,7 +139,8 @@ class GpuCountersReading(Reading):
         part = self._part
         time = row.time_ns + part.shift_ns
         key = row.device.key
-        if self._highest_mhz.get(row.device.name, 0.0) < (clock := row.sm_clock()) < _MOST_MHZ:
+        clock = row.values(SM_CLOCK)[0].get(SM_CLOCK, 0.0)
+        if self._highest_mhz.get(row.device.name, 0.0) < clock < _MOST_MHZ:
             self._highest_mhz[row.device.name] = clock
         if not part.begin_ns <= time <= part.end_ns or key not in part.devices:
             return None
@@ -279,7 +280,7 @@ def _is_of_one_gpu(rows: list[Row]) -> bool:
 def _last_time(path: Path, clock: str) -> int:
     """The last time of a log: in its last lines, unless it is compressed."""
     with closing(_Lines(path)) as lines:
-        if is_packed(path):
+        if packed_stream(path):
             return max((row.time_ns for row in lines.rows()), default=0)
         next(lines.rows(), None)  # the header
     with path.open("rb") as file:

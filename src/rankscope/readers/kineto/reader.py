@@ -30,7 +30,7 @@ from rankscope.readers.base import (
     usable_time,
     usable_world,
 )
-from rankscope.readers.byte_stream import GzipStream, PlainStream, fill, is_packed, open_stream, read_head
+from rankscope.readers.byte_stream import GzipStream, PlainStream, fill, open_stream, packed_stream, read_head
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.sql import sql_name, sql_text, sql_texts
@@ -395,7 +395,7 @@ class KinetoReader(Reader):
         identity = identity_from_name(path)
         info = fields.get("distributedInfo")
         if not isinstance(info, dict):
-            info = _trailing_object(path, "distributedInfo", thorough=identity.rank is None)
+            info = _trailing_info(path, thorough=identity.rank is None)
         if isinstance(info.get("rank"), int):
             identity = TraceIdentity(info["rank"], "distributedInfo")
         world = usable_world(info.get("world_size"))
@@ -437,33 +437,24 @@ def _fields_before_events(path: Path) -> tuple[dict[str, Any], bytes]:
     return begin.header if begin else {}, head
 
 
-def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
-    """An object among the fields after the events, or {}. A compressed file is searched only if `thorough`: it must be
-    read to the end."""
-    if is_packed(path):
-        tail = _unpacked_tail(path) if thorough else b""
+def _trailing_info(path: Path, thorough: bool) -> dict[str, Any]:
+    """distributedInfo among the fields after the events, or {}. A compressed file is searched only if `thorough`: it
+    must be read to the end."""
+    tail = b""
+    if packed_stream(path):
+        with closing(open_stream(path)) as stream:
+            while thorough and (piece := stream.read(BLOCK_BYTES)):
+                tail = (tail + piece)[-_HEAD_BYTES:]
     else:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
             tail = file.read()
-    position = tail.rfind(f'"{key}":'.encode())
-    if position < 0:
-        return {}
+    _, key, rest = tail.rpartition(b'"distributedInfo":')
     try:
-        value, _ = json.JSONDecoder(strict=False).raw_decode(
-            tail[position + len(key) + 3 :].decode("latin-1").lstrip()
-        )
+        value = json.JSONDecoder(strict=False).raw_decode(rest.decode("latin-1").lstrip())[0] if key else {}
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _unpacked_tail(path: Path) -> bytes:
-    tail = b""
-    with closing(open_stream(path)) as stream:
-        while piece := stream.read(BLOCK_BYTES):
-            tail = (tail + piece)[-_HEAD_BYTES:]
-    return tail
 
 
 def _no_events(path: Path, damage: str) -> NotATraceError:

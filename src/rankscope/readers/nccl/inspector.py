@@ -233,8 +233,7 @@ class _Written:
             else table_rows("SELECT 1 WHERE false")
         )
 
-    def select_repaired(self) -> str:
-        return self.select()
+    select_repaired = select
 
     def close(self) -> None:
         self._folder.cleanup()

@@ -194,12 +194,10 @@ class PluginReader(Reader):
     """Recognises dumps by the categories of the plugin's events."""
 
     name = "nccl_plugin"
+    reading = PluginReading
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         return [_owner(path)]
-
-    def open(self, path: Path, part: str = "") -> PluginReading:
-        return PluginReading(path)
 
 
 PLUGIN = PluginReader()

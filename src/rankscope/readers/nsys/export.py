@@ -16,7 +16,6 @@ from rankscope.readers.sqlite_file import SqliteFile, text_of
 
 PID = "({0} >> 24) & 16777215"
 """SQL template for the process id in a globalTid or globalPid column."""
-TID = "{0} & 16777215"
 
 EVENT_TABLES = (
     "CUPTI_ACTIVITY_KIND_KERNEL",
@@ -46,12 +45,6 @@ class NsysExport(SqliteFile):
 
     def has(self, table: str, *columns: str) -> bool:
         return table in self.tables and all(column in self.tables[table] for column in columns)
-
-    @cached_property
-    def looks_like_a_profile(self) -> bool:
-        return "StringIds" in self.tables and any(
-            table in self.tables for table in (*EVENT_TABLES, *_WRITTEN_WITHOUT_EVENTS)
-        )
 
     @cached_property
     def why_empty(self) -> str:
@@ -125,7 +118,8 @@ class NsysExport(SqliteFile):
 def open_export(path: Path) -> NsysExport:
     """Open an export. Raises NotATraceError for another sqlite file."""
     export = NsysExport(path)
-    if not export.looks_like_a_profile:
+    written = {*EVENT_TABLES, *_WRITTEN_WITHOUT_EVENTS}
+    if "StringIds" not in export.tables or written.isdisjoint(export.tables):
         some = ", ".join(sorted(export.tables)[:5]) or "none"
         export.close()
         raise NotATraceError(

@@ -118,16 +118,12 @@ def _clean(
         _replace(
             connection,
             (name for name in tables if name.startswith(("META_DATA_", "TARGET_INFO_"))),
-            _redacted,
+            lambda text: redacted(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape"),
         )
         if (pattern := _pattern(texts)) is not None:
             _replace(connection, tables, lambda text: pattern.sub(b"[removed]", text))
         connection.execute("COMMIT")
         connection.execute("VACUUM")
-
-
-def _redacted(text: bytes) -> bytes:
-    return redacted(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def _replace(

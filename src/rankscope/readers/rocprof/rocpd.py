@@ -238,54 +238,45 @@ class ColumnSource(NamedTuple):
     key: str = ""
 
 
-@dataclass(frozen=True)
 class JoinedTable:
     """The rows of a table that are of one process, with what they refer to."""
 
-    process: RecordedProcess
-    table: str
-    sources: dict[str, ColumnSource]
-    report: ReadReport
-    texts: tuple[str, ...] = ()
-    """Columns of texts that are read too."""
-    _referred: dict[str, tuple[Numbers, Numbers]] = field(default_factory=dict)
-    """Ids and values of what the rows refer to, by the name of the value."""
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         process: RecordedProcess,
         table: str,
         values: Iterable[tuple[str, str]],
         report: ReadReport,
         *texts: str,
-    ) -> JoinedTable:
-        """`values` are pairs of names and columns; those that this version does not have are left out.
+    ) -> None:
+        """`values` are pairs of names and columns; those that this version does not have are left out. `texts` are
+        columns of texts that are read too.
 
         In schema 4 times are in a table of their own, and threads and streams belong to tracks. The name of a track is
         not that of an operation.
         """
+        self.process, self.table, self.report, self.texts = process, table, report, texts
+        self._referred: dict[str, tuple[Numbers, Numbers]] = {}
+        """Ids and values of what the rows refer to, by the name of the value."""
         tables, columns = process.tables, process.tables.columns(table)
         has_event = "event_id" in columns and tables.has("event", *_OF_EVENT, "extdata")
-        sources: dict[str, ColumnSource] = {}
+        self.sources: dict[str, ColumnSource] = {}
         shared = process.number != NULL and len(tables.processes) > 1
         for name, column in (*values, *((("process", "pid"),) if shared else ())):
             if table == "sample" and name in ("start", "end"):
                 column = "timestamp"
             if column in columns:
-                sources[name] = ColumnSource(column)
+                self.sources[name] = ColumnSource(column)
             elif f"{column}_id" in columns and tables.has("timestamp", "value"):
-                sources[name] = ColumnSource("value", "timestamp", f"{column}_id")
+                self.sources[name] = ColumnSource("value", "timestamp", f"{column}_id")
             elif column in _OF_EVENT and has_event:
-                sources[name] = ColumnSource(column, "event", "event_id")
+                self.sources[name] = ColumnSource(column, "event", "event_id")
             elif "track_id" in columns and tables.has("track", column) and name != "operation":
-                sources[name] = ColumnSource(column, "track", "track_id")
-        return JoinedTable(process, table, sources, report, texts)
+                self.sources[name] = ColumnSource(column, "track", "track_id")
 
     def pieces(self) -> Iterator[TablePiece]:
-        tables, columns = (
-            self.process.tables,
-            {source.key or source.column: 0 for source in self.sources.values()},
-        )
+        tables = self.process.tables
+        columns = dict.fromkeys(source.key or source.column for source in self.sources.values())
         for piece in tables.pieces(self.table, [*columns], self.texts) if columns else ():
             for name, source in self.sources.items():
                 if source.key and name not in self._referred:  # now: pieces are read when the file is closed
@@ -396,7 +387,7 @@ class RocpdReading(Reading):
         only_kinds: Sequence[int] | None = None,
     ) -> Iterator[EventBatch]:
         values = ((value, column) for value, (column, _) in kind.values.items())
-        table = JoinedTable.of(recorded, name, values, self.report)
+        table = JoinedTable(recorded, name, values, self.report)
         if only_kinds is None or "kind" in table.sources:
             for piece in table.pieces():
                 yield RocpdBatch(table, piece, kind, process, only_kinds)
@@ -405,7 +396,7 @@ class RocpdReading(Reading):
         there = recorded.tables.columns("memory_allocate")
         texts = [name for name in ("type", "level") if name in there]
         values = ((value, column) for value, (column, _) in ALLOCATIONS.items())
-        table = JoinedTable.of(recorded, "memory_allocate", values, self.report, *texts)
+        table = JoinedTable(recorded, "memory_allocate", values, self.report, *texts)
         if "type" not in there or not table.sources.keys() >= {"address", "bytes", "start"}:
             return
         for piece in table.pieces():
@@ -426,7 +417,7 @@ class RocpdReading(Reading):
         agents = dict(tables.rows("info_pmc", "id", "agent_id"))
         for name in ("kernel_dispatch", "sample"):
             values = (("start", EVERY_EVENT["start"][0]), ("event", CALLS.values["event"][0]))
-            table = JoinedTable.of(recorded, name, values, ReadReport())  # its batches report
+            table = JoinedTable(recorded, name, values, ReadReport())  # its batches report
             if not table.sources.keys() >= {"start", "event"}:
                 continue
             times: dict[int, int] = {}

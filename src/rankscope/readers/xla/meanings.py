@@ -88,7 +88,10 @@ def meaning(
     """
     if line.holds == HOST:
         if label.startswith("$"):
-            return Meaning("python_function", python_frame(label))
+            # '$train.py:12 step' as torch writes it: 'train.py(12): step'.
+            frame = _PYTHON.match(label)
+            told = f"{frame[1]}({frame[2]}): {frame[3]}" if frame and frame[1] else label[1:]
+            return Meaning("python_function", told)
         return Meaning(next((kind for pattern, kind in _CALLS if pattern.match(label)), "cpu_op"), label)
     if line.holds == STREAM:
         kinds = ((_COPY, "gpu_memcpy"), (_FILL, "gpu_memset"))
@@ -98,14 +101,6 @@ def meaning(
     if line.holds == STEPS and label.isascii() and label.isdigit():
         return Meaning("gpu_user_annotation", f"step {label}")
     return Meaning("" if line.holds == OTHER else "gpu_user_annotation", label)
-
-
-def python_frame(label: str) -> str:
-    """'$train.py:12 step' as torch writes it: 'train.py(12): step'."""
-    match = _PYTHON.match(label)
-    if match is None or match[1] is None:
-        return label[1:]
-    return f"{match[1]}({match[2]}): {match[3]}"
 
 
 def step_name(number: int) -> str:

@@ -35,17 +35,15 @@ _INTERNAL = "_"
 """Names of stats that begin so connect events inside XLA's profiler; they are not arguments."""
 
 
-class _Fields:
-    """Field numbers of xplane.proto, by message; native/xplane.c has those of events."""
-
-    PLANE, ERROR, WARNING, HOSTNAME = 1, 2, 3, 4
-    PLANE_NAME, PLANE_LINE, PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT = 2, 3, 4, 5, 6
-    KEY, VALUE = 1, 2
-    METADATA_NAME, METADATA_DISPLAY_NAME, METADATA_STAT = 2, 4, 5
-    LINE_ID, LINE_NAME, LINE_TIME, LINE_DISPLAY_NAME = 1, 2, 3, 11
-    STAT_METADATA, STAT_DOUBLE, STAT_UNSIGNED, STAT_SIGNED, STAT_TEXT, STAT_BYTES, STAT_REFERENCE = range(
-        1, 8
-    )
+# Field numbers of xplane.proto, by message; native/xplane.c has those of events.
+_PLANE, _ERROR, _WARNING, _HOSTNAME = 1, 2, 3, 4
+_PLANE_NAME, _PLANE_LINE, _PLANE_EVENT_METADATA, _PLANE_STAT_METADATA, _PLANE_STAT = 2, 3, 4, 5, 6
+_KEY, _VALUE = 1, 2
+_METADATA_NAME, _METADATA_DISPLAY_NAME, _METADATA_STAT = 2, 4, 5
+_LINE_ID, _LINE_NAME, _LINE_TIME, _LINE_DISPLAY_NAME = 1, 2, 3, 11
+_STAT_METADATA, _STAT_DOUBLE, _STAT_UNSIGNED, _STAT_SIGNED, _STAT_TEXT, _STAT_BYTES, _STAT_REFERENCE = range(
+    1, 8
+)
 
 
 @dataclass(frozen=True)
@@ -114,16 +112,16 @@ class NamedTexts:
 
 def read_planes(space: memoryview) -> Iterator[Plane | tuple[str, str]]:
     """The planes in file order; and pairs: ('error', …), ('warning', …), ('hostname', …), ('damage', …)."""
-    kinds = {_Fields.ERROR: "error", _Fields.WARNING: "warning", _Fields.HOSTNAME: "hostname"}
+    kinds = {_ERROR: "error", _WARNING: "warning", _HOSTNAME: "hostname"}
     try:
         for number, wire, value in fields(space):
-            if number == _Fields.PLANE and wire == BYTES:
+            if number == _PLANE and wire == BYTES:
                 yield read_plane(value)
             elif number in kinds:
                 yield kinds[number], _text(wire, value)
     except DamagedMessageError as error:
         # Mostly a file that ends within a plane: what is there of it is read.
-        for plane in _cut_off(space[error.position :], _Fields.PLANE):
+        for plane in _cut_off(space[error.position :], _PLANE):
             yield read_plane(plane)
         yield "damage", f"the file ends or is damaged after byte {error.position:,}"
 
@@ -145,22 +143,22 @@ def read_plane(message: memoryview) -> Plane:
         for number, wire, value in fields(message):
             if wire != BYTES:
                 continue
-            if number == _Fields.PLANE_NAME:
+            if number == _PLANE_NAME:
                 plane.name = _text(wire, value)
-            elif number == _Fields.PLANE_LINE:
+            elif number == _PLANE_LINE:
                 lines.append(value)
-            elif number == _Fields.PLANE_EVENT_METADATA:
+            elif number == _PLANE_EVENT_METADATA:
                 events.append(value)
-            elif number == _Fields.PLANE_STAT_METADATA:
+            elif number == _PLANE_STAT_METADATA:
                 key, metadata = _entry(value)
                 for field, of_type, item in _undamaged(metadata):
-                    if field == _Fields.METADATA_NAME and of_type == BYTES:
+                    if field == _METADATA_NAME and of_type == BYTES:
                         plane.stat_names[key] = _text(of_type, item)
-            elif number == _Fields.PLANE_STAT:
+            elif number == _PLANE_STAT:
                 stats.append(value)
     except DamagedMessageError as error:
         plane.damage = "it ends early"
-        lines += _cut_off(message[error.position :], _Fields.PLANE_LINE)
+        lines += _cut_off(message[error.position :], _PLANE_LINE)
     plane.stats = dict(_stats(stats, plane.stat_names))
     for entry in events:
         _add_event_metadata(plane, entry)
@@ -178,9 +176,9 @@ def _entry(message: memoryview) -> tuple[int, bytes | memoryview]:
     """Key and value of an entry of a map."""
     key, value = 0, b""
     for number, wire, item in _undamaged(message):
-        if number == _Fields.KEY and wire == VARINT:
+        if number == _KEY and wire == VARINT:
             key = signed(item)
-        elif number == _Fields.VALUE and wire == BYTES:
+        elif number == _VALUE and wire == BYTES:
             value = item
     return key, value
 
@@ -192,11 +190,11 @@ def _add_event_metadata(plane: Plane, message: memoryview) -> None:
     for number, wire, item in _undamaged(value):
         if wire != BYTES:
             continue
-        if number == _Fields.METADATA_NAME:
+        if number == _METADATA_NAME:
             name = _text(wire, item)
-        elif number == _Fields.METADATA_DISPLAY_NAME:
+        elif number == _METADATA_DISPLAY_NAME:
             display_name = _text(wire, item)
-        elif number == _Fields.METADATA_STAT:
+        elif number == _METADATA_STAT:
             stats.append(item)
     plane.events[key] = EventMetadata(name, display_name, dict(_stats(stats, plane.stat_names)))
 
@@ -205,32 +203,27 @@ def _stats(messages: Iterable[memoryview], names: Mapping[int, str]) -> Iterator
     """Names and values of stats. A value of bytes is left out: it is another protobuf."""
     for message in messages:
         try:
-            id, kind, value = _stat(message)
+            value: Any = None
+            id = kind = 0
+            for number, wire, content in fields(message):
+                if number == _STAT_METADATA:
+                    id = signed(number_in(wire, content))
+                elif number <= _STAT_REFERENCE:
+                    kind, value = number, _value(number, wire, content)
         except DamagedMessageError:
             continue
         name = names.get(id, "")
-        if name and not name.startswith(_INTERNAL) and kind != _Fields.STAT_BYTES:
-            yield name, names.get(value, "") if kind == _Fields.STAT_REFERENCE else value
-
-
-def _stat(message: memoryview) -> tuple[int, int, Any]:
-    """The id of a stat's name, the field of its value, and the value. Raises DamagedMessageError."""
-    id, kind, content = 0, 0, None
-    for number, wire, value in fields(message):
-        if number == _Fields.STAT_METADATA:
-            id = signed(number_in(wire, value))
-        elif number <= _Fields.STAT_REFERENCE:
-            kind, content = number, _value(number, wire, value)
-    return id, kind, content
+        if name and not name.startswith(_INTERNAL) and kind != _STAT_BYTES:
+            yield name, names.get(value, "") if kind == _STAT_REFERENCE else value
 
 
 def _value(number: int, wire: int, value: Any) -> Any:
-    if number == _Fields.STAT_DOUBLE:
+    if number == _STAT_DOUBLE:
         return double_in(wire, value)
-    if number in (_Fields.STAT_TEXT, _Fields.STAT_BYTES):
-        return _text(wire, value) if number == _Fields.STAT_TEXT else None
+    if number in (_STAT_TEXT, _STAT_BYTES):
+        return _text(wire, value) if number == _STAT_TEXT else None
     whole = number_in(wire, value)
-    return whole if number == _Fields.STAT_UNSIGNED else signed(whole)
+    return whole if number == _STAT_UNSIGNED else signed(whole)
 
 
 def _text(wire: int, value: Any) -> str:
@@ -243,13 +236,13 @@ def _read_line(message: memoryview) -> Line:
     id = timestamp = 0
     name = display_name = ""
     for number, wire, value in fields(memoryview(line_fields)):
-        if number == _Fields.LINE_ID and wire == VARINT:
+        if number == _LINE_ID and wire == VARINT:
             id = value
-        elif number == _Fields.LINE_NAME:
+        elif number == _LINE_NAME:
             name = _text(wire, value)
-        elif number == _Fields.LINE_TIME and wire == VARINT:
+        elif number == _LINE_TIME and wire == VARINT:
             timestamp = signed(value)
-        elif number == _Fields.LINE_DISPLAY_NAME:
+        elif number == _LINE_DISPLAY_NAME:
             display_name = _text(wire, value)
     ends = np.frombuffer(cuts, np.int64).tolist()
     pieces = tuple(message[begin:end] for begin, end in pairwise((0, *ends)))

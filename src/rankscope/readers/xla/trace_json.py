@@ -158,15 +158,13 @@ class TraceJsonReader(Reader):
     """Chrome traces whose processes are XLA's planes."""
 
     name = "xla"
+    reading = TraceJsonReading
 
     def recognises(self, path: Path, head: bytes) -> bool:
         return b'"traceEvents"' in head
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         return [identity_of(path)]
-
-    def open(self, path: Path, part: str = "") -> TraceJsonReading:
-        return TraceJsonReading(path)
 
 
 TRACE_JSON = TraceJsonReader()

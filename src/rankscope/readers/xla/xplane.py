@@ -125,15 +125,13 @@ class XplaneReader(Reader):
     """XSpace protobufs."""
 
     name = "xla"
+    reading = XplaneReading
 
     def recognises(self, path: Path, head: bytes) -> bool:
         return _START.match(head) is not None
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         return [identity_of(path)]
-
-    def open(self, path: Path, part: str = "") -> XplaneReading:
-        return XplaneReading(path)
 
 
 XPLANE = XplaneReader()

@@ -160,7 +160,7 @@ def _with_inferred_groups(
 
 def _listed_groups(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int], list[Group]]:
     """By rank and segment the groups of the file's header."""
-    return {(entry.rank, entry.segment): listed_groups(entry) for entry in segments}
+    return {entry.file: listed_groups(entry) for entry in segments}
 
 
 def _batches(
@@ -322,6 +322,6 @@ def recording_sessions(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int]
         if keys and by_time and entry.unix_origin_ns > reach + SESSION_GAP_NS:
             period += 1
         reach = max(reach, entry.unix_end_ns)
-        keys[entry.rank, entry.segment] = of_run[id(entry)], period, entry.job if by_job else ""
+        keys[entry.file] = of_run[id(entry)], period, entry.job if by_job else ""
     session_of = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
     return {file: session_of[key] for file, key in keys.items()}

@@ -39,16 +39,12 @@ def align_by_order(entries: Collectives, rows: Ints) -> Ints:
     If some ranks have recorded numbers, the other ranks get the same ones.
     """
     _, number = number_rows(order_keys(entries, rows))
-    recorded = entries.seq[rows]
-    if (recorded == NONE).all():
-        return number
-    return _adopt(number, recorded, entries.rank[rows])
-
-
-def _adopt(number: Ints, recorded: Ints, rank: Ints) -> Ints:
-    """The recorded numbers; for ranks without any, the number of the other ranks at the same position."""
-    adopted = np.full(int(number.max()) + 1, NONE)
+    recorded, rank = entries.seq[rows], entries.rank[rows]
     has = np.flatnonzero(recorded != NONE)
+    if not len(has):
+        return number
+    # Ranks without any get the number of the other ranks at the same position.
+    adopted = np.full(int(number.max()) + 1, NONE)
     adopted[number[has][::-1]] = recorded[has][::-1]  # reversed: the first rank wins
     has_none = ~np.isin(rank, rank[has])
     return np.where(has_none, adopted[number], recorded)
@@ -198,6 +194,7 @@ def match_collectives(entries: Collectives, session: Ints) -> Collectives:
         return entries
     solo = np.array([group.size == 1 for group in entries.groups])[entries.group]
     two_sided = entries.point_to_point
+    is_unknown = np.array([group.is_unknown for group in entries.groups])[entries.group]
     no_peer = two_sided & (entries.peer == NONE) & (entries.batch == NONE)
     seq = _sequence(entries, session, ~solo & ~two_sided)
     open_rows = ~solo & (seq != NONE)
@@ -217,8 +214,7 @@ def match_collectives(entries: Collectives, session: Ints) -> Collectives:
     left = (match == NONE) & ~paired
     reasons = {
         "their process group has one rank": solo & left,
-        "their process group is not recorded, and the times do not tell it": left
-        & _of_unknown_group(entries),
+        "their process group is not recorded, and the times do not tell it": left & is_unknown,
         "a batch of sends and receives without recorded calls": no_peer & batched,
         "point-to-point without a recorded peer": no_peer,
         "other ranks run another kind of collective at that position": differ,
@@ -282,10 +278,6 @@ def _peers_missing(entries: Collectives) -> Mask:
         for group in entries.groups
     ]
     return np.array(missing, dtype=bool)[entries.group]
-
-
-def _of_unknown_group(entries: Collectives) -> Mask:
-    return np.array([group.is_unknown for group in entries.groups], dtype=bool)[entries.group]
 
 
 def _renumber(match: Ints, start: Ints) -> Ints:
