@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.store.arrays import Floats, Ints
+from rankscope.store.arrays import NONE, Floats, Ints, packed
 
 
 def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -45,6 +45,19 @@ def group_medians(group: Ints, value: Ints) -> Floats:
     ordered = value[order]
     middle: Floats = (ordered[first + (sizes - 1) // 2] + ordered[first + sizes // 2]) / 2
     return middle
+
+
+def last_before(group: Ints, time: Ints, of: Ints, at: Ints) -> Ints:
+    """For each query, the entry of group `of` that is last at or before the time `at`, or NONE; of equal times the last
+    one."""
+    if len(time) == 0:
+        return np.full(len(of), NONE)
+    places = packed([np.append(group, of), np.append(time, at)])
+    placed = places[: len(time)]
+    order = np.argsort(placed, kind="stable")  # nearly in order already, as a rule
+    number = np.searchsorted(placed, places[len(time) :], side="right", sorter=order) - 1
+    last = order[np.maximum(number, 0)]
+    return np.where((number >= 0) & (group[last] == of), last, NONE)
 
 
 def middle_of_others(values: Floats) -> tuple[Floats, Floats]:
