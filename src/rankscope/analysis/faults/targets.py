@@ -19,7 +19,7 @@ from rankscope.analysis.across_ranks.segments import segments, tells_phases
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import gpu_ranks
-from rankscope.analysis.core.grouping import group_medians, last_before
+from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope, in_order_of_start, steps_in_scope
 from rankscope.analysis.core.step_times import mean_step_ns
@@ -283,9 +283,13 @@ def in_passes(run: Run, scope: Scope, pieces: Pieces, chosen: Mask) -> tuple[Int
     used = np.flatnonzero(chosen & np.isin(np.array(graph.ranks)[pieces.rank], parts.rank))
     if not len(used):
         return used, (used, used, used, used), used
-    rank, launched = np.searchsorted(graph.ranks, parts.rank), graph.launched[pieces.point[used]]
-    segment = last_before(rank, parts.launched, pieces.rank[used], launched)
-    is_known = (segment != NONE) & (parts.micro_batch[segment] != NONE)
+    rank = np.searchsorted(graph.ranks, parts.rank)
+    launched = np.append(parts.launched, graph.launched[pieces.point[used]])
+    places = packed([np.append(rank, pieces.rank[used]), launched])
+    order = np.argsort(places[: len(rank)], kind="stable")
+    at = np.searchsorted(places[order], places[len(rank) :], side="right") - 1
+    segment = order[np.maximum(at, 0)]
+    is_known = (rank[segment] == pieces.rank[used]) & (parts.micro_batch[segment] != NONE)
     used, segment = used[is_known], segment[is_known]
     stage, step, batch, phase, chunk = (
         getattr(parts, name)[segment] for name in ("stage", "step", "micro_batch", "phase", "chunk")
