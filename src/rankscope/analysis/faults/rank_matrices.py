@@ -84,7 +84,7 @@ def lateness_by_step(run: Run, scope: Scope) -> Result:
     if own.steps in ((), (None,)):
         reason = ("it takes two or more ranks with common steps",)
         return Result("lateness", title, scope.window, columns, [], notes=reason)
-    chosen = [number for number, rank in enumerate(own.ranks) if scope.ranks is None or rank in scope.ranks]
+    chosen = [number for number, rank in enumerate(own.ranks) if scope.has_rank(rank)]
     shown = _Rows(run, [own.ranks[number] for number in chosen])
     latest = np.zeros((len(shown.labels), len(own.steps)))
     np.maximum.at(latest, shown.of([own.ranks[number] for number in chosen]), own.excess[chosen])

@@ -160,10 +160,8 @@ def _through_chains(run: Run, scope: Scope, why: Blame, own: OwnTimes, arrival: 
 def _in_window(run: Run, scope: Scope) -> Mask:
     """By arrival: its waits are known and it lies in the window."""
     all_waits, arrivals = waits(run), blame(run).arrivals
-    used = np.ones(len(arrivals.step), dtype=bool)
-    used[: len(all_waits.transfer)] = all_waits.transfer != NONE
-    if scope.steps is not None:
-        used &= (arrivals.step >= scope.steps[0]) & (arrivals.step <= scope.steps[1])
+    used = scope.mask(arrivals.step)
+    used[: len(all_waits.transfer)] &= all_waits.transfer != NONE
     return used
 
 
@@ -183,7 +181,7 @@ def _rows(run: Run, scope: Scope, used: Mask) -> list[dict[str, Any]]:
     parts = {name: _sums(last_rank, why.excess[i, last], count) for i, name in enumerate(PARTS)}
     rows = []
     for rank in ranks.tolist():
-        if scope.ranks is not None and rank not in scope.ranks:
+        if not scope.has_rank(rank):
             continue
         spent = {name: int(parts[name][rank]) for name in _CAUSES}
         cause = max(spent, key=lambda name: spent[name])

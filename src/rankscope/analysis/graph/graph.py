@@ -158,9 +158,8 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     for name in ("launched", "start", "end"):
         points[name] += shift
     rank = np.repeat(np.arange(len(ranks)), sizes)
-    inside = np.ones(len(rank), dtype=bool)
+    inside = scope.mask(points["step"])
     if scope.steps is not None:
-        inside = (points["step"] >= scope.steps[0]) & (points["step"] <= scope.steps[1])
         # The first step of a rank begins when it did.
         marks = np.flatnonzero(inside & (points["marks"] == 1))
         points["fixed"][marks[starts_group([rank[marks]])]] = 1

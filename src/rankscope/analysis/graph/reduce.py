@@ -342,8 +342,7 @@ def rank_graphs(run: Run, scope: Scope) -> dict[int, RankGraph]:
     """Ranks with events in the window."""
     graphs: dict[int, RankGraph] = {}
     rows = run.own_collectives()
-    if scope.steps is not None:
-        rows = rows.pick((rows.step >= scope.steps[0]) & (rows.step <= scope.steps[1]))
+    rows = rows.pick(scope.mask(rows.step))
     whole = not is_large(run)
     for chunk in chunks(run, scope.ranks_in(run)):
         alone = rows.of_ranks(chunk)

@@ -167,8 +167,7 @@ def _empty(run: Run, scope: Scope) -> Check:
     empty = {
         entry.rank: str(why)
         for entry in run.used
-        if (why := entry.manifest["header"].get("whyEmpty"))
-        and (scope.ranks is None or entry.rank in scope.ranks)
+        if (why := entry.manifest["header"].get("whyEmpty")) and scope.has_rank(entry.rank)
     }
     finding = None
     if empty:
@@ -222,7 +221,7 @@ def _damaged(run: Run, scope: Scope) -> dict[int, str]:
     return {
         entry.rank: entry.manifest["reading"]["damage"]
         for entry in run.timelines
-        if entry.manifest["reading"]["damage"] and (scope.ranks is None or entry.rank in scope.ranks)
+        if entry.manifest["reading"]["damage"] and scope.has_rank(entry.rank)
     }
 
 
