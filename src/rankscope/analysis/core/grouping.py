@@ -10,6 +10,11 @@ import numpy as np
 from rankscope.store.arrays import NONE, Floats, Ints, packed
 
 
+def joined(parts: Iterable[Any], name: str) -> Ints:
+    """An array that some records have, of one after the other."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *(getattr(part, name) for part in parts)])
+
+
 def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
     """The rows of each rank in their given order, without the column `rank`."""
     order = np.argsort(columns["rank"], kind="stable")

@@ -88,8 +88,7 @@ def _pieces(run: Run, graph: Graph) -> list[tuple[int, int, str, int]]:
     path = critical_path(graph)
     names, labels = host_labels(run, graph, path)
     keys, piece = number_rows([path.kind, path.rank, labels])
-    sums = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(sums, piece, path.end - path.start)
+    sums = np.bincount(piece, weights=path.end - path.start).astype(np.int64)
     pairs = zip(keys.tolist(), sums.tolist(), strict=True)
     return [(kind, rank, names[name], ns) for (kind, rank, name), ns in pairs]
 

@@ -120,8 +120,7 @@ def who_waited(run: Run, scope: Scope) -> Result:
 def traffic(run: Run, scope: Scope) -> Result:
     """Bytes from rank to rank. Those of a collective are its bus bytes, evenly spread over the peers of its group."""
     entries = run.collectives
-    if scope.steps is not None:
-        entries = entries.pick((entries.step >= scope.steps[0]) & (entries.step <= scope.steps[1]))
+    entries = entries.pick(scope.mask(entries.step))
     shown = _Rows(run, scope.ranks_in(run))
     sized = entries.bytes[entries.sends] > 0
     sends, recvs = entries.sends[sized], entries.recvs[sized]

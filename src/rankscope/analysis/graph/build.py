@@ -204,9 +204,8 @@ def _before(rank: Ints, chain: Ints) -> Ints:
     last_free = np.maximum.accumulate(np.where(chain == NONE, places, NONE))
     before = np.append(NONE, last_free)[:-1]
     inside = np.flatnonzero(chain != NONE)
-    order = inside[np.argsort(packed([rank[inside], chain[inside]]), kind="stable")]
-    same = (chain[order][1:] == chain[order][:-1]) & (rank[order][1:] == rank[order][:-1])
-    before[order[1:][same]] = order[:-1][same]
+    same = previous_on_stream(packed([rank[inside], chain[inside]]))
+    before[inside[same != NONE]] = inside[same[same != NONE]]
     return np.where((before != NONE) & (rank[before] == rank), before, NONE)
 
 

@@ -438,7 +438,6 @@ def recording_cycles(graph: EventGraph) -> tuple[Ints, Ints, int]:
 def _steps_of(graph: EventGraph) -> Ints:
     """By host node, the step that began last on its rank; NONE before the first."""
     host = graph.host
-    begins = (host.step != NONE) & ~host.is_end
-    last = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), NONE))
+    last = _last_at((host.step != NONE) & ~host.is_end)
     has_begun = (last != NONE) & (host.rank[last] == host.rank)
     return np.where(has_begun, host.step[last], NONE)
