@@ -67,13 +67,11 @@ def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
     if fault.axis != "link":
         answer = replace(answer, text=answer.text + asked.in_micro_batch)
     kind = answer.kind or ("link" if cause.kind == "transfer" else cause.kind)
-    whom, row = f"{fault.noun} {subject.label}", {"axis": fault.noun, "subject": subject.label}
-    ranks = (subject.number,) if fault.axis == "rank" else ()
     facts = (
         *answer.facts,
-        Fact("cause", kind, "", whom, ranks, row, "faults"),
-        Fact("how", cause.how_much, "", whom, ranks, row, "faults"),
-        Fact("explained_ns", round(cause.explained_ns), "ns", whom, ranks, row, "faults"),
+        fault.fact(subject, "cause", kind),
+        fault.fact(subject, "how", cause.how_much),
+        fault.fact(subject, "explained_ns", round(cause.explained_ns), "ns"),
     )
     return replace(answer, facts=facts, names=tuple(filter(None, answer.names)))
 
