@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from rankscope.analysis.core.intervals import rounded
 from rankscope.analysis.core.result import Fact, argv
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import QUIET, Axis, Replays
@@ -428,4 +429,4 @@ def _in_other(spot: Ints, took: Ints, steps: int, their_spot: Ints, their_took: 
 
     low = np.floor(at).astype(np.int64)
     between = nth(low) + (nth(np.minimum(low + 1, others - 1)) - nth(low)) * (at - low)
-    return np.rint(between).astype(np.int64)
+    return rounded(between)

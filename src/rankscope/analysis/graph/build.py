@@ -14,7 +14,7 @@ import numpy as np
 from rankscope.analysis.core.device_events import UNKNOWN, device_events
 from rankscope.analysis.core.grouping import last_before
 from rankscope.analysis.core.host_spans import dataloader_spans, waiting_calls
-from rankscope.analysis.core.intervals import Axis, Ints, covered, intersect, union
+from rankscope.analysis.core.intervals import Axis, Ints, covered, intersect, rounded, union
 from rankscope.analysis.core.names import all_names, sql_names, vocabulary
 from rankscope.analysis.core.scope import Scope, in_order_of_start, steps_in_scope
 from rankscope.analysis.core.step_times import host_windows, recordings
@@ -156,7 +156,7 @@ def polling_ops(rows: Collectives, ops: dict[str, Ints]) -> Mask:
         many = last - first >= _POLLS * period
         first, last = first[many], last[many]
         # The last collective of the rank that ended before its thread ran something else: marks are late.
-        slack = np.rint(_POLL_SLACK * (end[last] - start[first])).astype(np.int64)
+        slack = rounded(_POLL_SLACK * (end[last] - start[first]))
         high = np.maximum(
             np.where(thread[following[last]] == thread[last], start[following[last]], 0), end[last]
         )
