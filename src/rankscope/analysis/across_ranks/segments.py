@@ -142,8 +142,8 @@ def _before_last_backward(phase: Ints, time: Ints, step: Ints) -> Ints:
         return np.full(len(phase), NONE)
     steps, number = np.unique(step, return_inverse=True)
     last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.maximum.at(last, number.reshape(-1)[backward], time[backward])
-    late = (phase == FORWARD) & (time > last[number.reshape(-1)])
+    np.maximum.at(last, number[backward], time[backward])
+    late = (phase == FORWARD) & (time > last[number])
     return np.where(late, OTHER, phase)
 
 

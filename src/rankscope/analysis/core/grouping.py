@@ -42,6 +42,12 @@ def summed(parts: Iterable[tuple[Any, Iterable[Any]]], largest: Collection[int] 
     return sums
 
 
+def sums_by(group: Ints, value: Any, count: int = 0) -> Ints:
+    """The sum of each group, of at least so many."""
+    sums: Ints = np.bincount(group, weights=value, minlength=count).astype(np.int64)
+    return sums
+
+
 def group_medians(group: Ints, value: Ints) -> Floats:
     """The median of each group; groups are numbered from 0 and none is empty."""
     order = np.lexsort((value, group))

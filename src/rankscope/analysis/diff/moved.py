@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from rankscope.analysis.core.grouping import sums_by
 from rankscope.analysis.core.intervals import rounded
 from rankscope.analysis.core.result import Fact, argv
 from rankscope.analysis.core.scope import Scope
@@ -210,7 +211,7 @@ class _Side:
     def cells(self) -> tuple[Ints, Ints, Ints]:
         """By cell and step: the cell, and how long it takes; and by entry, which one of these it is in."""
         cells, number = number_rows([self.cell, self.step])
-        return cells[:, 0], np.bincount(number, weights=self.took).astype(np.int64), number
+        return cells[:, 0], sums_by(number, self.took), number
 
     def longer_than(self, other: _Side) -> Ints:
         """By entry, what is too much of it, so that no step of a cell is longer than its counterpart."""

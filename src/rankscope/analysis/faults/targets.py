@@ -19,7 +19,7 @@ from rankscope.analysis.across_ranks.segments import segments, tells_phases
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import gpu_ranks
-from rankscope.analysis.core.grouping import group_medians
+from rankscope.analysis.core.grouping import group_medians, sums_by
 from rankscope.analysis.core.intervals import Ints, rounded
 from rankscope.analysis.core.scope import Scope, in_order_of_start, steps_in_scope
 from rankscope.analysis.core.step_times import mean_step_ns
@@ -153,7 +153,7 @@ class Targets:
             _, spot = number_rows([group, pieces.places(used, member, stretch)])
             usual = _median_of_others(spot, took, members[group], with_itself=with_itself)
         stretches, of_stretch = number_rows([group, stretch[used], pieces.kind[used], who])
-        total = np.bincount(of_stretch, weights=took).astype(np.int64)
+        total = sums_by(of_stretch, took)
         _, same = number_rows([*stretches[:, :3].T])
         too_much = total - _median_of_others(same, total, members[stretches[:, 0]], with_itself=with_itself)
         left, every = self.took.copy(), self.usual.copy()
@@ -250,7 +250,7 @@ def whole_ranks(run: Run, scope: Scope, ranks: Sequence[int]) -> Targets:
     scale = np.ones(len(pieces.took))
     used = np.flatnonzero((pieces.kind == _HOST) & (pieces.step != NONE))
     cells, cell = number_rows([pieces.step[used], pieces.rank[used]])
-    total = np.bincount(cell, weights=pieces.took[used]).astype(np.int64)
+    total = sums_by(cell, pieces.took[used])
     usual = _median_of_others(cells[:, 0], total)
     factor = np.minimum(usual / np.maximum(total, 1), 1.0)
     alone = graph.is_alone & (np.bincount(group)[group] == 1) & np.isin(graph.ranks, ranks)
@@ -447,7 +447,7 @@ def _position_on_host(run: Run, scope: Scope, targets: Targets, group: Ints, bat
     rank = np.searchsorted(graph.ranks, parts.rank)
     keys, batch = [rank, parts.step, parts.phase], parts.micro_batch
     passes, number = number_rows([*keys, _last_of([*keys, batch], parts.position), batch])
-    total = np.bincount(number, weights=parts.duration_ns).astype(np.int64)
+    total = sums_by(number, parts.duration_ns)
     _, alike = number_rows([*passes[:, :4].T])
     usual = _median_of_others(alike, total)
     several = np.bincount(alike)[alike] >= LEAST_STEPS
@@ -496,7 +496,7 @@ def _of_several(columns: Sequence[Ints], member: Ints) -> Mask:
 def _of_most(cut: Ints, alike: Sequence[Ints], rank: Ints) -> Ints:
     """What is cut of each entry, less where half of the ranks have less to cut of those that are alike."""
     there, number = number_rows([number_rows(alike)[1], rank])
-    total = np.bincount(number, weights=cut).astype(np.int64)
+    total = sums_by(number, cut)
     usual = _medians(there[:, 0], total)[there[:, 0]]
     share = np.minimum(usual / np.maximum(total, 1), 1.0)[number]
     return rounded(cut * share)

@@ -21,7 +21,7 @@ import numpy as np
 from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import COPY, UNKNOWN, device_events
-from rankscope.analysis.core.grouping import last_before
+from rankscope.analysis.core.grouping import last_before, sums_by
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.rollups import kept_per_rank
@@ -374,7 +374,7 @@ def _device_time(calls: dict[str, Any], launched: dict[str, Any]) -> tuple[Ints,
     # The call around each launch. Calls of a thread do not overlap.
     at = last_before(calls["thread"], calls["start"], launched["thread"], launched["at"])
     mine = (at != NONE) & (launched["at"] <= calls["end"][at])
-    np.add.at(device_ns, at[mine], launched["dur"][mine])
+    device_ns = sums_by(at[mine], launched["dur"][mine], count)
     kernels = np.flatnonzero(mine & launched["is_kernel"])
     kernels = kernels[np.lexsort((launched["name"][kernels], launched["dur"][kernels]))]
     # Assigned in order of duration, so the longest kernel remains.
@@ -454,7 +454,7 @@ def _call_sums(work: OpWork, mine: Ints, place: Ints) -> Iterator[CallSums]:
         # A call without device time (its launch is not in the file) would raise the rate of the others.
         took = time > 0
         np.add.at(sums, group[took], np.stack([*columns, time])[:, took].T)
-    kernel_ns = np.bincount(group, weights=work.kernel_ns[mine]).astype(np.int64).tolist()
+    kernel_ns = sums_by(group, work.kernel_ns[mine]).tolist()
     kernels = [*work.kernels, None]
     for (at, dtype, kernel), on_device, on_host, time in zip(
         groups.tolist(), *timed.tolist(), kernel_ns, strict=True
