@@ -30,7 +30,7 @@ class Intervals(NamedTuple):
 EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
-def rounded(values: NDArray[np.float64]) -> Ints:
+def rounded(values: NDArray[Any]) -> Ints:
     """To whole nanoseconds."""
     whole: Ints = np.rint(values).astype(np.int64)
     return whole
