@@ -18,7 +18,6 @@ from analysis.event_replay import EventReplay, durations_of, events_of
 from conftest import DATA, examples
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.bubbles import Order, bubble_times, replay
-from rankscope.analysis.across_ranks.data_imbalance import data_correlation
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.schedule_picture import schedule_picture
 from rankscope.analysis.across_ranks.segments import (
@@ -31,6 +30,7 @@ from rankscope.analysis.core.device_events import COMM, COMPUTE, UNKNOWN, Device
 from rankscope.analysis.core.intervals import covered
 from rankscope.analysis.core.result import NoteKind, Result, note_kind
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path.imbalance import data_correlation
 from rankscope.analysis.critical_path.savings import savings_of
 from rankscope.analysis.critical_path.scenarios import balanced, faults_mended, rank_at_median
 from rankscope.analysis.critical_path.whatif import whatif

@@ -179,7 +179,7 @@ TOPICS = {
         _report(
             "ops.python",
             "Which Python functions take the time?",
-            "within_rank.python_functions:python_functions",
+            "within_rank.ops:python_functions",
             "rank",
         ),
         _report("memcpy", "Which copies run, and how fast?", "within_rank.event_tables", "rank", **_FINDS),

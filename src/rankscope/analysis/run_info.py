@@ -27,7 +27,7 @@ _MOST_DIFFERENT = 4
 
 def facts(run: Run, scope: Scope) -> dict[str, list[tuple[str, str]]]:
     """By topic, (label, value); unknown values are left out. So are folders, since reports are sent to others."""
-    entries = [entry for entry in run.segments if scope.ranks is None or entry.rank in scope.ranks]
+    entries = [entry for entry in run.segments if scope.has_rank(entry.rank)]
     headers = [header for entry in entries if isinstance(header := entry.manifest.get("header"), dict)]
     job, ranks = _beside(entries, run.store)
     topics = {

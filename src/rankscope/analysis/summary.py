@@ -169,7 +169,7 @@ def _other_files(run: Run, scope: Scope) -> str:
     """For a run without a trace: the other files it has, and the reports that use them."""
     files = []
     for kind, (name, reports) in _WITHOUT_TRACE.items():
-        count = sum(e.format == kind and (scope.ranks is None or e.rank in scope.ranks) for e in run.segments)
+        count = sum(e.format == kind and scope.has_rank(e.rank) for e in run.segments)
         if count:
             files.append(f"{count} {name}{'s' * (count > 1)} (-r {reports})")
     return f"No trace, but {', '.join(files)}" if files else ""
@@ -177,7 +177,7 @@ def _other_files(run: Run, scope: Scope) -> str:
 
 def subject(run: Run, scope: Scope, result: Result) -> str:
     """Number of ranks and steps, the device, and what the analyses miss."""
-    ranks = len(result.rows) or sum(scope.ranks is None or rank in scope.ranks for rank in run.ranks)
+    ranks = len(result.rows) or sum(scope.has_rank(rank) for rank in run.ranks)
     steps = max((row["steps"] for row in result.rows), default=0)
     words = [
         f"{ranks} rank{'s' * (ranks != 1)}" + f" ({role_words(run.roles)})" * bool(run.roles),

@@ -39,7 +39,7 @@ spread by at most 0.7 ms (docs/adr/0050)."""
 def clocks(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each rank; the fit always uses all ranks and the whole recording."""
     measured = run.clocks.ranks
-    shown = [clock for clock in measured if scope.ranks is None or clock.rank in scope.ranks]
+    shown = [clock for clock in measured if scope.has_rank(clock.rank)]
     if len(measured) < 2:
         shown = []
     rows = [

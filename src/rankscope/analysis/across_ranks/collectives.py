@@ -221,7 +221,6 @@ def _imbalance(all_waits: Waits, mine: Ints) -> float | None:
         if len(sized) == 0:
             continue
         _, match = np.unique(entries.match[sized], return_inverse=True)
-        match = match.reshape(-1)
         total = np.bincount(match, weights=elements[sized])
         largest = np.zeros(len(total))
         np.maximum.at(largest, match, elements[sized])

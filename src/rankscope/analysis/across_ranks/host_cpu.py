@@ -203,7 +203,12 @@ def host_cpu(run: Run, scope: Scope, by: str | None = None) -> Result:
             for step in steps
             if step in times[rank].step
         ]
-    means = _mean_times(run, scope)
+    every_step = step_numbers(run, Scope(steps=scope.steps))
+    means = {
+        rank: {name: _mean(of_rank.of_steps(every_step, name)) for name in TIMES}
+        for rank, of_rank in times.items()
+        if every_step
+    }
     short = [rank for rank, mean in means.items() if _is_short(mean)]
     findings = (_shortage(run, scope, means, short),) if 2 * len(short) > len(run.ranks) else ()
     notes = () if rows else (NOT_RECORDED,)
@@ -232,16 +237,6 @@ def _sum(values: Floats) -> int | None:
 
 
 # -- too few cores for all: nobody is late, everybody is slow
-
-
-def _mean_times(run: Run, scope: Scope) -> dict[int, dict[str, float]]:
-    """By rank the mean of each of TIMES over the steps in scope."""
-    steps = step_numbers(run, Scope(steps=scope.steps))
-    return {
-        rank: {name: _mean(times.of_steps(steps, name)) for name in TIMES}
-        for rank, times in host_times(run).items()
-        if steps
-    }
 
 
 def _is_short(mean: Mapping[str, float]) -> bool:

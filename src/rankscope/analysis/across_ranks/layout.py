@@ -15,6 +15,7 @@ import numpy as np
 
 from rankscope.analysis.core.advice import framework
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.grouping import sums_by
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, left_out_note
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
@@ -465,7 +466,7 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
     found, rows = layout_of(run, Scope()), run.collectives
     inside = scope.mask(rows.step, rows.rank)
     counts = np.bincount(rows.group[inside], minlength=len(rows.groups))
-    times = np.bincount(rows.group[inside], rows.duration[inside], len(rows.groups)).astype(np.int64)
+    times = sums_by(rows.group[inside], rows.duration[inside], len(rows.groups))
     numbers = defaultdict[tuple[str, tuple[int, ...]], list[int]](list)
     for number, group in enumerate(rows.groups):
         numbers[group.name, tuple(group.ranks or ())].append(number)

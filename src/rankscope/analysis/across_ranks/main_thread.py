@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rankscope.analysis.core.grouping import sums_by
 from rankscope.analysis.core.host_spans import program_frame
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered, join, subtract, union
 from rankscope.analysis.core.names import all_names
@@ -48,8 +49,7 @@ class Gaps:
     def totals(self) -> dict[OpsAround, int]:
         """The time of the gaps between the same ops."""
         pairs, pair = number_rows([self.before, self.after])
-        sums = np.zeros(len(pairs), dtype=np.int64)
-        np.add.at(sums, pair, self.end - self.start)
+        sums = sums_by(pair, self.end - self.start)
         return {
             (self.names[before], self.names[after]): total
             for (before, after), total in zip(pairs.tolist(), sums.tolist(), strict=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.core.grouping import middle_of_others, split_by_rank
+from rankscope.analysis.core.grouping import middle_of_others, split_by_rank, sums_by
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.rollups import kept_per_rank
@@ -164,7 +164,7 @@ def op_differences(run: Run, scope: Scope, by: str | None = None) -> Result:
         "name": np.array(names, dtype=object)[keys[:, 1]],
     }
     for name, values in zip(("calls", "median_calls", "host_ns", "device_ns"), figures, strict=True):
-        rows[name] = np.bincount(group, weights=values, minlength=len(keys)).astype(np.int64)
+        rows[name] = sums_by(group, values, len(keys))
     order = np.lexsort((rows["rank"], -rows["host_ns"]))
     rows = {name: values[order] for name, values in rows.items()}
     notes = []
@@ -231,7 +231,7 @@ class ExtraOps:
             if op.median_calls:
                 groups.setdefault(Fraction(op.calls, op.median_calls) - 1, []).append(op)
         times = {ratio: sum(max(op.host_ns, 0.0) for op in group) for ratio, group in groups.items()}
-        best = max(times, key=lambda ratio: times[ratio], default=None)
+        best = max(times, key=times.__getitem__, default=None)
         if best is None or len(groups[best]) < _PASS_NAMES:
             return None
         whole = sum(max(op.host_ns, 0.0) for op in self.ops)

@@ -12,7 +12,6 @@ pass of a micro-batch through a stage. The position of a segment counts within i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -29,7 +28,7 @@ from rankscope.analysis.core.device_events import (
     device_events,
     gpu_ranks,
 )
-from rankscope.analysis.core.grouping import split_by_rank
+from rankscope.analysis.core.grouping import joined, split_by_rank
 from rankscope.analysis.core.intervals import Axis, Intervals, Ints, join, shifted, subtract, union
 from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.rollups import kept_per_rank
@@ -143,8 +142,8 @@ def _before_last_backward(phase: Ints, time: Ints, step: Ints) -> Ints:
         return np.full(len(phase), NONE)
     steps, number = np.unique(step, return_inverse=True)
     last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.maximum.at(last, number.reshape(-1)[backward], time[backward])
-    late = (phase == FORWARD) & (time > last[number.reshape(-1)])
+    np.maximum.at(last, number[backward], time[backward])
+    late = (phase == FORWARD) & (time > last[number])
     return np.where(late, OTHER, phase)
 
 
@@ -261,11 +260,6 @@ def _all_segments(run: Run, scope: Scope) -> Segments:
         **_numbered(number, columns, blocks, layout.sizes.get("pp", 1), chunks),
         **{name: columns[name] for name in ("step", "duration_ns", "start", "end", "launched")},
     )
-
-
-def joined(parts: Sequence[Any], name: str) -> Ints:
-    """An array that some records have, of one after the other."""
-    return np.concatenate([_NO_INTS, *(getattr(part, name) for part in parts)])
 
 
 @dataclass(frozen=True)

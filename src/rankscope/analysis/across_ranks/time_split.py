@@ -39,7 +39,7 @@ from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import NO_STEP, Scope, all_steps, steps_in_scope
 from rankscope.analysis.core.step_times import Windows, periods, windows
 from rankscope.records import dataclass
-from rankscope.store.arrays import NONE, Floats, unique_values
+from rankscope.store.arrays import NONE, Floats, starts_group, unique_values
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
@@ -201,9 +201,7 @@ def window_starts(run: Run, rows: Collectives) -> Ints:
     """
     order = np.lexsort((rows.start, rows.group, rows.segment, rows.rank))
     before = np.full(len(order), NONE)
-    same = np.ones(max(len(order) - 1, 0), dtype=bool)
-    for key in (rows.rank, rows.segment, rows.group):
-        same &= np.diff(key[order]) == 0
+    same = ~starts_group([key[order] for key in (rows.rank, rows.segment, rows.group)])[1:]
     before[order[1:][same]] = order[:-1][same]
     opened = np.minimum(rows.end[np.maximum(before, 0)], rows.start) if len(order) else rows.start
     first = before == NONE

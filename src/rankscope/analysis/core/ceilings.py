@@ -42,7 +42,7 @@ def _properties(run: Run, scope: Scope) -> dict[int, dict[str, Any]]:
     """Of the first device in a rank's files: all devices of a node are assumed to be of one model."""
     properties: dict[int, dict[str, Any]] = {}
     for entry in run.segments:
-        if scope.ranks is not None and entry.rank not in scope.ranks:
+        if not scope.has_rank(entry.rank):
             continue
         listed = entry.manifest["header"].get("deviceProperties")
         first = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}

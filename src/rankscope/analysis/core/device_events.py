@@ -193,14 +193,7 @@ def _counts(run: Run) -> list[GpuCount]:
 
 def gpu_counts(run: Run, scope: Scope) -> list[GpuCount]:
     """Those of the ranks and steps in scope, by rank, file and step."""
-    return [
-        count
-        for count in _counts(run)
-        if (scope.ranks is None or count.rank in scope.ranks)
-        and (
-            scope.steps is None or (count.step is not None and scope.steps[0] <= count.step <= scope.steps[1])
-        )
-    ]
+    return [count for count in _counts(run) if scope.has_rank(count.rank) and scope.has_step(count.step)]
 
 
 def kernels_end_in(run: Run, scope: Scope) -> dict[int, int | None]:
@@ -244,10 +237,9 @@ def _rank_slices(run: Run, scope: Scope) -> dict[int, SliceCounts]:
 def slice_counts(run: Run, scope: Scope) -> dict[str, int]:
     """The number of slices of each category in scope, the most frequent first."""
     counts = Counter[str]()
-    low, high = scope.steps or (None, None)
     for slices in _rank_slices(run, scope).values():
         for category, step, count in slices:
-            if low is None or high is None or (step is not None and low <= step <= high):
+            if scope.has_step(step):
                 counts[category] += count
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 

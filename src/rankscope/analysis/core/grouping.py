@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.store.arrays import Floats, Ints
+from rankscope.store.arrays import NONE, Floats, Ints, packed
+
+
+def joined(parts: Iterable[Any], name: str) -> Ints:
+    """An array that some records have, of one after the other."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *(getattr(part, name) for part in parts)])
 
 
 def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -37,6 +42,12 @@ def summed(parts: Iterable[tuple[Any, Iterable[Any]]], largest: Collection[int] 
     return sums
 
 
+def sums_by(group: Ints, value: Any, count: int = 0) -> Ints:
+    """The sum of each group, of at least so many."""
+    sums: Ints = np.bincount(group, weights=value, minlength=count).astype(np.int64)
+    return sums
+
+
 def group_medians(group: Ints, value: Ints) -> Floats:
     """The median of each group; groups are numbered from 0 and none is empty."""
     order = np.lexsort((value, group))
@@ -45,6 +56,19 @@ def group_medians(group: Ints, value: Ints) -> Floats:
     ordered = value[order]
     middle: Floats = (ordered[first + (sizes - 1) // 2] + ordered[first + sizes // 2]) / 2
     return middle
+
+
+def last_before(group: Ints, time: Ints, of: Ints, at: Ints) -> Ints:
+    """For each query, the entry of group `of` that is last at or before the time `at`, or NONE; of equal times the last
+    one."""
+    if len(time) == 0:
+        return np.full(len(of), NONE)
+    places = packed([np.append(group, of), np.append(time, at)])
+    placed = places[: len(time)]
+    order = np.argsort(placed, kind="stable")  # nearly in order already, as a rule
+    number = np.searchsorted(placed, places[len(time) :], side="right", sorter=order) - 1
+    last = order[np.maximum(number, 0)]
+    return np.where((number >= 0) & (group[last] == of), last, NONE)
 
 
 def middle_of_others(values: Floats) -> tuple[Floats, Floats]:

@@ -167,7 +167,7 @@ def waiting_calls(run: Run, scope: Scope) -> dict[str, Any]:
     if scope.steps is None or not scope.has_all_steps(run):
         return _waiting_calls(run, scope)
     calls = _waiting_calls(run, scope.only_ranks())
-    inside = (calls["step"] >= scope.steps[0]) & (calls["step"] <= scope.steps[1])
+    inside = scope.mask(calls["step"])
     return calls if inside.all() else {name: values[inside] for name, values in calls.items()}
 
 

@@ -30,6 +30,12 @@ class Intervals(NamedTuple):
 EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
+def rounded(values: NDArray[Any]) -> Ints:
+    """To whole nanoseconds."""
+    whole: Ints = np.rint(values).astype(np.int64)
+    return whole
+
+
 def _from_c(function: Callable[..., tuple[Any, Any]], *times: Ints) -> Intervals:
     start, end = function(*(np.ascontiguousarray(column, np.int64) for column in times))
     return Intervals(np.frombuffer(start, np.int64), np.frombuffer(end, np.int64))

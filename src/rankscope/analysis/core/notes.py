@@ -37,7 +37,7 @@ def left_out(run: Run, scope: Scope) -> list[str]:
 
 @once_per_run
 def _left_out(run: Run, scope: Scope) -> list[str]:
-    entries = [entry for entry in run.used if scope.ranks is None or entry.rank in scope.ranks]
+    entries = [entry for entry in run.used if scope.has_rank(entry.rank)]
     lost = sum(entry.manifest["reading"]["events_lost"] for entry in entries)
     misplaced = sum(entry.manifest["misplaced"] for entry in entries)
     notes: list[str] = []
@@ -45,7 +45,7 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
         notes.append(left_out_note(f"{lost:,} events that could not be read (rankscope doctor says which)"))
     if misplaced:
         notes.append(left_out_note(f"{misplaced:,} events without a usable time (ts = 0, or years away)"))
-    aside = [e for e in run.unused_segments if scope.ranks is None or e.rank in scope.ranks]
+    aside = [e for e in run.unused_segments if scope.has_rank(e.rank)]
     if aside:
         files = ", ".join(entry.source.name for entry in aside[:3]) + ("" if len(aside) <= 3 else ", …")
         notes.append(

@@ -59,6 +59,13 @@ class Scope:
             used &= np.isin(rank, sorted(self.ranks))
         return used
 
+    def has_rank(self, rank: int) -> bool:
+        return self.ranks is None or rank in self.ranks
+
+    def has_step(self, step: int | None) -> bool:
+        """None: that of what lies in no step."""
+        return self.steps is None or (step is not None and self.steps[0] <= step <= self.steps[1])
+
     def about_ranks(self) -> Scope:
         """Without what figures about single ranks do not depend on."""
         return replace(self, machine=Machine())
@@ -83,7 +90,7 @@ class Scope:
 
     def ranks_in(self, run: Run) -> list[int]:
         """The ranks of a run that it means."""
-        return [rank for rank in run.ranks if self.ranks is None or rank in self.ranks]
+        return [rank for rank in run.ranks if self.has_rank(rank)]
 
     def only_ranks(self) -> Scope:
         return replace(self, steps=None, whole_file=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.core.grouping import sums_by
 from rankscope.analysis.core.host_spans import covering_names
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.notes import unrecorded_note
@@ -88,8 +89,7 @@ def _pieces(run: Run, graph: Graph) -> list[tuple[int, int, str, int]]:
     path = critical_path(graph)
     names, labels = host_labels(run, graph, path)
     keys, piece = number_rows([path.kind, path.rank, labels])
-    sums = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(sums, piece, path.end - path.start)
+    sums = sums_by(piece, path.end - path.start)
     pairs = zip(keys.tolist(), sums.tolist(), strict=True)
     return [(kind, rank, names[name], ns) for (kind, rank, name), ns in pairs]
 

@@ -75,7 +75,7 @@ def waits_by_rank(run: Run, scope: Scope, ranks: Sequence[int]) -> dict[int, int
     all_waits = waits(run, scope)
     used = (all_waits.wait >= 0) & np.isin(all_waits.rows.rank, ranks)
     numbers, rank = np.unique(all_waits.rows.rank[used], return_inverse=True)
-    sums = np.bincount(rank.reshape(-1), weights=all_waits.wait[used], minlength=len(numbers))
+    sums = np.bincount(rank, weights=all_waits.wait[used], minlength=len(numbers))
     return dict(zip(numbers.tolist(), sums.astype(np.int64).tolist(), strict=True))
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from rankscope.analysis.core.grouping import group_medians
-from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.intervals import Ints, rounded
 from rankscope.analysis.core.result import Remedy
 from rankscope.analysis.critical_path.changes import (
     Changes,
@@ -75,7 +75,7 @@ def _without(work: Work, classes: Sequence[int]) -> Work:
 def bandwidth(factor: float) -> Scenario:
     def faster(matched: MatchedCollectives, transfer: Ints) -> Ints:
         latency = _latencies(matched, transfer)
-        return latency + np.rint((transfer - latency) / factor).astype(np.int64)
+        return latency + rounded((transfer - latency) / factor)
 
     return _transfers(
         f"bandwidth x{factor:g}",
@@ -108,7 +108,7 @@ def calls(run: Run, remedy: Remedy) -> Scenario:
         chosen = (matched.group == group) & (matched.kind == KINDS.index(kind))
         if remedy.change == "calls faster":
             chosen &= matched.bytes == remedy.most_bytes
-            return np.where(chosen, np.rint(transfer / remedy.factor).astype(np.int64), transfer)
+            return np.where(chosen, rounded(transfer / remedy.factor), transfer)
         if remedy.most_bytes is not None:
             chosen &= matched.bytes <= remedy.most_bytes
         return np.where(chosen, np.maximum(transfer - spared, 0), transfer)
@@ -182,12 +182,12 @@ def _less_time(
             why="Kernels of collectives are not included: use --hide-comm or --bandwidth for them.",
             hint="List the kernels: rankscope stats RUN -r kernels",
         )
-    own_ns = np.where(chosen, np.rint(work.own_ns / factor).astype(np.int64), work.own_ns)
+    own_ns = np.where(chosen, rounded(work.own_ns / factor), work.own_ns)
     if rest is None:
         return replace(work, own_ns=own_ns)
     left = 1 - rest[graph.rank[graph.to]] * (1 - 1 / factor)
     spent = [*work.spent]
-    spent[kind] = np.rint(spent[kind] * left).astype(np.int64)
+    spent[kind] = rounded(spent[kind] * left)
     return replace(work, spent=tuple(spent), own_ns=own_ns)
 
 
@@ -316,7 +316,7 @@ def faults_mended() -> Scenario:
 def _median_transfers(matched: MatchedCollectives, transfer: Ints) -> Ints:
     """Each as long as the median of those of its kind and size between as many ranks."""
     _, alike = number_rows([matched.kind, matched.bytes, matched.members])
-    return np.rint(group_medians(alike, transfer)[alike]).astype(np.int64)
+    return rounded(group_medians(alike, transfer)[alike])
 
 
 def scenarios_of(changes: Changes) -> list[Scenario]:

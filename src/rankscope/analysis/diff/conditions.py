@@ -35,11 +35,14 @@ def different_conditions(base: Run, new: Run, scope: Scope, comparison: Comparis
     pairs += _shapes(comparison)
     if not pairs:
         return
-    listed = [f"{label} ({_cut(old)} -> {_cut(now)})" for label, old, now in pairs[:_MOST]]
-    more = len(pairs) - len(listed)
+    listed = [
+        f"{label} ({' -> '.join(shorten_middle(value, _VALUE_CELLS) for value in values)})"
+        for label, *values in pairs[:_MOST]
+    ]
+    words, more = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1]))), len(pairs) - len(listed)
     yield Finding(
         "info",
-        f"The runs also differ in {_and(listed)}{f', and {more} more' if more else ''}",
+        f"The runs also differ in {words}{f', and {more} more' if more else ''}",
         advice="What these change cannot be told apart from a change of the program.",
         facts=tuple(
             Fact(label, value, "", side)
@@ -109,11 +112,3 @@ def _shapes(comparison: Comparison) -> list[tuple[str, str, str]]:
             max(changed[op]["new"])[1],
         )
     ]
-
-
-def _cut(value: str) -> str:
-    return shorten_middle(value, _VALUE_CELLS)
-
-
-def _and(words: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

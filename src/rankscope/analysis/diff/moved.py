@@ -15,6 +15,8 @@ from typing import Literal
 
 import numpy as np
 
+from rankscope.analysis.core.grouping import sums_by
+from rankscope.analysis.core.intervals import rounded
 from rankscope.analysis.core.result import Fact, argv
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import QUIET, Axis, Replays
@@ -209,7 +211,7 @@ class _Side:
     def cells(self) -> tuple[Ints, Ints, Ints]:
         """By cell and step: the cell, and how long it takes; and by entry, which one of these it is in."""
         cells, number = number_rows([self.cell, self.step])
-        return cells[:, 0], np.bincount(number, weights=self.took).astype(np.int64), number
+        return cells[:, 0], sums_by(number, self.took), number
 
     def longer_than(self, other: _Side) -> Ints:
         """By entry, what is too much of it, so that no step of a cell is longer than its counterpart."""
@@ -428,4 +430,4 @@ def _in_other(spot: Ints, took: Ints, steps: int, their_spot: Ints, their_took: 
 
     low = np.floor(at).astype(np.int64)
     between = nth(low) + (nth(np.minimum(low + 1, others - 1)) - nth(low)) * (at - low)
-    return np.rint(between).astype(np.int64)
+    return rounded(between)

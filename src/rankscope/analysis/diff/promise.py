@@ -68,7 +68,10 @@ class _Fixed:
 
 def promise(base: Run, new: Run, scope: Scope, comparison: Comparison, moved: Moved) -> Finding | None:
     """What fixing the base's faults was predicted to save, and what it saved; None where none of them is fixed."""
-    before, after = (_faults(run, scope.in_run(run)) for run in (base, new))
+    before, after = (
+        list(zip(faults_of(run, of_run).listed, findings_of(run, of_run), strict=True))
+        for run, of_run in ((run, scope.in_run(run)) for run in (base, new))
+    )
     left_ns = [sum(other.cost_ns for other, _ in after if _keys(other) & _keys(fault)) for fault, _ in before]
     fewer = [
         (fault, finding, left)
@@ -107,10 +110,6 @@ def promise(base: Run, new: Run, scope: Scope, comparison: Comparison, moved: Mo
             *moved.names,
         ),
     )
-
-
-def _faults(run: Run, scope: Scope) -> list[tuple[Fault, Finding]]:
-    return list(zip(faults_of(run, scope).listed, findings_of(run, scope), strict=True))
 
 
 def _keys(fault: Fault) -> set[_Key]:

@@ -159,13 +159,12 @@ def rank_kernel_time(run: Run, scope: Scope) -> dict[int, list[KernelTime]]:
 def _kernel_times(run: Run, scope: Scope) -> dict[tuple[int, int | None], list[int]]:
     """By rank and step, and by rank (step None): all_ns and tensor_core_ns; then, only of those in steps where a rank
     has any, all_ns and graph_ns."""
-    low, high = scope.steps or (None, None)
     sums: dict[tuple[int, int | None], list[int]] = {}
     for rank, times in rank_kernel_time(run, scope).items():
         has_steps = any(time.step is not None for time in times)
         for step, all_ns, tensor_core_ns, graph_ns in times:
             is_stepped = step is not None or not has_steps
-            if low is None or high is None or (step is not None and low <= step <= high):
+            if scope.has_step(step):
                 for key in {(rank, step), (rank, None)}:
                     figures = (all_ns, tensor_core_ns, all_ns * is_stepped, graph_ns * is_stepped)
                     sums[key] = [*map(add, sums.get(key, (0, 0, 0, 0)), figures)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.intervals import Ints, rounded
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.faults.targets import (
@@ -161,7 +161,7 @@ class Axis:
         """How long these pieces take, mended and at their targets here; 0 for others."""
         targets, then = self.targets, np.zeros(len(self.targets.took), dtype=np.int64)
         took = np.minimum(mended.took[at], targets.took[at])
-        then[at] = np.rint(took * (mended.scale[at] * targets.scale[at])).astype(np.int64)
+        then[at] = rounded(took * (mended.scale[at] * targets.scale[at]))
         return then
 
     @cached_property

@@ -73,13 +73,13 @@ def cause_of(axis: Axis, subject: int) -> Cause:
             costs[name] = axis.without(mine[of_class[name]])
     if not costs:
         return Cause("host", "pause", explained_ns=axis.margin_ns(subject))  # it began late
-    kind = max(costs, key=lambda name: costs[name])
+    kind = max(costs, key=costs.__getitem__)
     if kind == "host" and of_class[does := _what_the_host_does(axis, mine)].any():
         kind = does
     of_kind = pieces.kind[mine] == PATH_CLASSES.index(kind)
     chosen, edit = mine[of_kind], edit[of_kind]
     names, number = np.unique(pieces.name[chosen], return_inverse=True)
-    sizes = np.bincount(number.reshape(-1), weights=np.maximum(edit, 0))
+    sizes = np.bincount(number, weights=np.maximum(edit, 0))
     shown = _largest(sizes)
     if told := _by_name(axis, subject, kind, chosen, edit):
         return replace(told, explained_ns=costs[kind] if kind in costs else axis.without(chosen))

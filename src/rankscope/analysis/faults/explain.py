@@ -67,13 +67,11 @@ def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
     if fault.axis != "link":
         answer = replace(answer, text=answer.text + asked.in_micro_batch)
     kind = answer.kind or ("link" if cause.kind == "transfer" else cause.kind)
-    whom, row = f"{fault.noun} {subject.label}", {"axis": fault.noun, "subject": subject.label}
-    ranks = (subject.number,) if fault.axis == "rank" else ()
     facts = (
         *answer.facts,
-        Fact("cause", kind, "", whom, ranks, row, "faults"),
-        Fact("how", cause.how_much, "", whom, ranks, row, "faults"),
-        Fact("explained_ns", round(cause.explained_ns), "ns", whom, ranks, row, "faults"),
+        fault.fact(subject, "cause", kind),
+        fault.fact(subject, "how", cause.how_much),
+        fault.fact(subject, "explained_ns", round(cause.explained_ns), "ns"),
     )
     return replace(answer, facts=facts, names=tuple(filter(None, answer.names)))
 
@@ -182,7 +180,7 @@ class _Asked:
     def _kernels(self) -> tuple[Floats, Floats]:
         """By name: their time, and that of their counterparts."""
         compared = self.mine & (self.usual > 0)
-        name = np.unique(self.pieces.name[compared], return_inverse=True)[1].reshape(-1)
+        name = np.unique(self.pieces.name[compared], return_inverse=True)[1]
         took, usual = (
             np.bincount(name, weights=time[compared]).astype(float) for time in (self.pieces.took, self.usual)
         )
@@ -198,7 +196,7 @@ class _Asked:
         )
         ranks, line = np.unique(rows["rank"], return_inverse=True)
         table = np.zeros((len(ranks), int(rows["name"].max(initial=-1)) + 1))
-        table[line.reshape(-1), rows["name"]] = rows["took"]
+        table[line, rows["name"]] = rows["took"]
         is_mine = ranks == self.rank
         if not is_mine.any() or is_mine.all():
             return np.zeros(0), np.zeros(0)
@@ -466,7 +464,7 @@ def _more_ops(asked: _Asked) -> Why | None:
         return None
     on_device = asked.cause.kind != "host" and asked.on_gpu
     times = {op: op.device_ns if on_device else op.host_ns for op in extra.ops}
-    top = max(times, key=lambda op: times[op])
+    top = max(times, key=times.__getitem__)
     passes = extra.passes()
     repeated = passes[1] if passes and passes[0].denominator == 1 else ()
     took = sum(times[op] for op in repeated) if repeated else times[top]
@@ -768,7 +766,7 @@ def _pause(asked: _Asked) -> Why:
     times = gaps(run, asked.rank, [*zip(spans.start.tolist(), spans.end.tolist(), strict=True)])
     totals = times.totals()
     state = thread_state(asked.run, asked.rank, asked.together, graph.steps, asked.by_step)
-    longest = max(totals, key=lambda ops: totals[ops], default=None)
+    longest = max(totals, key=totals.__getitem__, default=None)
     facts = [asked.longer]
     if longest is None or totals[longest] < asked.cut[asked.longest].sum() / 2:
         line, annotation, ops = sampled_line(run, asked.rank, spans), "", ("", asked.top_name)

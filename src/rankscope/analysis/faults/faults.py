@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.result import Fact, Unit
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import AXES, NOUNS, Axis, AxisName, Earlier, Replays
 from rankscope.analysis.faults.causes import Cause, cause_of
@@ -84,6 +85,11 @@ class Fault:
     def noun(self) -> str:
         """What a subject is called."""
         return NOUNS[self.axis]
+
+    def fact(self, each: Subject, quantity: str, value: float | str, unit: Unit = "") -> Fact:
+        """A figure of a subject, which is in its row of the report."""
+        ranks, row = (each.number,) if self.axis == "rank" else (), {"axis": self.noun, "subject": each.label}
+        return Fact(quantity, value, unit, f"{self.noun} {each.label}", ranks, row, "faults")
 
     @property
     def is_of_cores(self) -> bool:
@@ -166,8 +172,8 @@ def _candidates(
         for who in _parts(axis, {each: late[each] for each in late if (axis.name, each) not in named_before}):
             targets = axis.targets if axis.name in MOVED else axis.only(who)
             alone = replays.saved_ns(targets)
-            part = Named(tuple(who), tuple(late[each] for each in who))
-            in_steps = dict(zip(part.subjects, part.late_steps, strict=True))
+            in_steps = {each: late[each] for each in who}
+            part = Named(tuple(who), tuple(in_steps.values()))
             sharp = targets if all(map(axis.is_diffuse, who)) else axis.without_diffuse(targets, in_steps)
             if (saved := replays.saved_ns(sharp)) >= alone / 2:
                 targets, alone = sharp, saved

@@ -84,7 +84,7 @@ def lateness_by_step(run: Run, scope: Scope) -> Result:
     if own.steps in ((), (None,)):
         reason = ("it takes two or more ranks with common steps",)
         return Result("lateness", title, scope.window, columns, [], notes=reason)
-    chosen = [number for number, rank in enumerate(own.ranks) if scope.ranks is None or rank in scope.ranks]
+    chosen = [number for number, rank in enumerate(own.ranks) if scope.has_rank(rank)]
     shown = _Rows(run, [own.ranks[number] for number in chosen])
     latest = np.zeros((len(shown.labels), len(own.steps)))
     np.maximum.at(latest, shown.of([own.ranks[number] for number in chosen]), own.excess[chosen])
@@ -120,8 +120,7 @@ def who_waited(run: Run, scope: Scope) -> Result:
 def traffic(run: Run, scope: Scope) -> Result:
     """Bytes from rank to rank. Those of a collective are its bus bytes, evenly spread over the peers of its group."""
     entries = run.collectives
-    if scope.steps is not None:
-        entries = entries.pick((entries.step >= scope.steps[0]) & (entries.step <= scope.steps[1]))
+    entries = entries.pick(scope.mask(entries.step))
     shown = _Rows(run, scope.ranks_in(run))
     sized = entries.bytes[entries.sends] > 0
     sends, recvs = entries.sends[sized], entries.recvs[sized]

@@ -17,6 +17,7 @@ from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.time_split import PARTS, OwnTimes, own_times
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.grouping import sums_by
 from rankscope.analysis.core.intervals import Axis
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope, cut_ranks
@@ -160,10 +161,8 @@ def _through_chains(run: Run, scope: Scope, why: Blame, own: OwnTimes, arrival: 
 def _in_window(run: Run, scope: Scope) -> Mask:
     """By arrival: its waits are known and it lies in the window."""
     all_waits, arrivals = waits(run), blame(run).arrivals
-    used = np.ones(len(arrivals.step), dtype=bool)
-    used[: len(all_waits.transfer)] = all_waits.transfer != NONE
-    if scope.steps is not None:
-        used &= (arrivals.step >= scope.steps[0]) & (arrivals.step <= scope.steps[1])
+    used = scope.mask(arrivals.step)
+    used[: len(all_waits.transfer)] &= all_waits.transfer != NONE
     return used
 
 
@@ -174,19 +173,19 @@ def _rows(run: Run, scope: Scope, used: Mask) -> list[dict[str, Any]]:
     count = int(ranks.max(initial=-1)) + 1
     waited = np.flatnonzero((all_waits.wait > 0) & (arrivals.of_entry != NONE))
     waited = waited[used[arrivals.of_entry[waited]]]
-    own_wait = _sums(entries.rank[waited], all_waits.wait[waited], count)
+    own_wait = sums_by(entries.rank[waited], all_waits.wait[waited], count)
     charged = caused_waits(run, scope)
-    caused = _sums(charged.groups[:, 1], charged.waited, count)
+    caused = sums_by(charged.groups[:, 1], charged.waited, count)
     last = np.flatnonzero(used & (arrivals.last != NONE))
     last_rank = entries.rank[arrivals.last[last]]
     lasts = np.bincount(last_rank, minlength=count)
-    parts = {name: _sums(last_rank, why.excess[i, last], count) for i, name in enumerate(PARTS)}
+    parts = {name: sums_by(last_rank, why.excess[i, last], count) for i, name in enumerate(PARTS)}
     rows = []
     for rank in ranks.tolist():
-        if scope.ranks is not None and rank not in scope.ranks:
+        if not scope.has_rank(rank):
             continue
         spent = {name: int(parts[name][rank]) for name in _CAUSES}
-        cause = max(spent, key=lambda name: spent[name])
+        cause = max(spent, key=spent.__getitem__)
         rows.append(
             {
                 "rank": rank,
@@ -198,12 +197,6 @@ def _rows(run: Run, scope: Scope, used: Mask) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"]))
-
-
-def _sums(index: Ints, value: Ints, count: int) -> Ints:
-    total = np.zeros(count, dtype=np.int64)
-    np.add.at(total, index, value)
-    return total
 
 
 STEP_COLUMNS = (
@@ -246,7 +239,7 @@ def _of_step(run: Run, scope: Scope, own: OwnTimes, number: int) -> dict[str, An
     """Without waits, the last rank is the one that took longest on its own."""
     caused = caused_waits(run, scope)
     mine = caused.groups[:, 0] == number
-    total = _sums(caused.groups[mine, 1], caused.waited[mine], max(own.ranks) + 1)
+    total = sums_by(caused.groups[mine, 1], caused.waited[mine], max(own.ranks) + 1)
     wait = int(total.max()) if len(caused.groups) else None
     at = own.ranks.index(int(total.argmax())) if wait else int(own.excess[:, number].argmax())
     last, excess = own.ranks[at], round(float(own.excess[at, number]))

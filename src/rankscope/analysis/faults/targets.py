@@ -19,8 +19,8 @@ from rankscope.analysis.across_ranks.segments import segments, tells_phases
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import gpu_ranks
-from rankscope.analysis.core.grouping import group_medians
-from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.grouping import group_medians, sums_by
+from rankscope.analysis.core.intervals import Ints, rounded
 from rankscope.analysis.core.scope import Scope, in_order_of_start, steps_in_scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
@@ -100,8 +100,7 @@ class Targets:
     @cached_property
     def then(self) -> Ints:
         """By piece, how long it takes."""
-        scaled: Ints = np.rint(self.took * self.scale).astype(np.int64)
-        return scaled
+        return rounded(self.took * self.scale)
 
     def except_for(self, chosen: Mask) -> Targets:
         """With these pieces as recorded."""
@@ -154,8 +153,7 @@ class Targets:
             _, spot = number_rows([group, pieces.places(used, member, stretch)])
             usual = _median_of_others(spot, took, members[group], with_itself=with_itself)
         stretches, of_stretch = number_rows([group, stretch[used], pieces.kind[used], who])
-        total = np.zeros(len(stretches), dtype=np.int64)
-        np.add.at(total, of_stretch, took)
+        total = sums_by(of_stretch, took)
         _, same = number_rows([*stretches[:, :3].T])
         too_much = total - _median_of_others(same, total, members[stretches[:, 0]], with_itself=with_itself)
         left, every = self.took.copy(), self.usual.copy()
@@ -252,7 +250,7 @@ def whole_ranks(run: Run, scope: Scope, ranks: Sequence[int]) -> Targets:
     scale = np.ones(len(pieces.took))
     used = np.flatnonzero((pieces.kind == _HOST) & (pieces.step != NONE))
     cells, cell = number_rows([pieces.step[used], pieces.rank[used]])
-    total = np.bincount(cell, weights=pieces.took[used]).astype(np.int64)
+    total = sums_by(cell, pieces.took[used])
     usual = _median_of_others(cells[:, 0], total)
     factor = np.minimum(usual / np.maximum(total, 1), 1.0)
     alone = graph.is_alone & (np.bincount(group)[group] == 1) & np.isin(graph.ranks, ranks)
@@ -269,7 +267,7 @@ def _usual_of_name(pieces: Pieces, used: Ints) -> Ints:
     names, name = number_rows([kind, pieces.name[used]])
     mine, of_rank = number_rows([name, pieces.rank[used]])
     usual = group_medians(of_rank, took)  # by name and rank
-    middle = _median_of_others(mine[:, 0], np.rint(usual).astype(np.int64))
+    middle = _median_of_others(mine[:, 0], rounded(usual))
     alone = np.bincount(mine[:, 0])[mine[:, 0]] == 1
     on_host = names[mine[:, 0], 0] == _HOST
     typical = int(quantile(took[kind == _HOST], 0.5)) if (kind == _HOST).any() else 0
@@ -358,7 +356,7 @@ def stage_targets(run: Run, scope: Scope) -> Targets:
         factor = _slower_stages(run, pieces, mine, targets.took[mine])
         slow = mine[factor > 1]
         if len(slow):
-            took[slow] = usual[slow] = np.rint(pieces.took[slow] / factor[factor > 1]).astype(np.int64)
+            took[slow] = usual[slow] = rounded(pieces.took[slow] / factor[factor > 1])
             continue
         used, (step, batch, phase, stage), _ = in_passes(run, scope, pieces, pieces.kind == kind)
         stages = len(unique_values(stage))
@@ -367,7 +365,7 @@ def stage_targets(run: Run, scope: Scope) -> Targets:
         passes, number = number_rows([step, batch, phase, stage, pieces.rank[used]])
         total = np.bincount(number, weights=targets.took[used])
         of_stages, of_pass = number_rows([*passes[:, :4].T])
-        typical = group_medians(of_pass, np.rint(total).astype(np.int64))
+        typical = group_medians(of_pass, rounded(total))
         _, alike = number_rows([*of_stages[:, :3].T])
         mean = (np.bincount(alike, weights=typical) / np.bincount(alike))[alike]
         whole = (np.bincount(alike) == stages)[alike]
@@ -386,7 +384,7 @@ def _slower_stages(run: Run, pieces: Pieces, used: Ints, took: Ints) -> Floats:
         return factors[stage]
     cells, cell = number_rows([pieces.name[used] - NONE, stage])  # those without a name as 0
     members = np.bincount(cells[:, 0])[cells[:, 0]]
-    typical = np.rint(group_medians(cell, took)).astype(np.int64)
+    typical = rounded(group_medians(cell, took))
     others = _median_of_others(cells[:, 0], typical)
     total = np.bincount(cell, weights=took)
     is_named = cells[:, 0] > 0
@@ -449,7 +447,7 @@ def _position_on_host(run: Run, scope: Scope, targets: Targets, group: Ints, bat
     rank = np.searchsorted(graph.ranks, parts.rank)
     keys, batch = [rank, parts.step, parts.phase], parts.micro_batch
     passes, number = number_rows([*keys, _last_of([*keys, batch], parts.position), batch])
-    total = np.bincount(number, weights=parts.duration_ns).astype(np.int64)
+    total = sums_by(number, parts.duration_ns)
     _, alike = number_rows([*passes[:, :4].T])
     usual = _median_of_others(alike, total)
     several = np.bincount(alike)[alike] >= LEAST_STEPS
@@ -474,7 +472,7 @@ def _position_on_host(run: Run, scope: Scope, targets: Targets, group: Ints, bat
     most = order[starts_group([cells[order, 0]])]
     where = ends[cells[most, 0]]
     took, typical = targets.took.copy(), targets.usual.copy()
-    took[where] = np.maximum(pieces.took[where] - np.rint(cut[most]).astype(np.int64), 0)
+    took[where] = np.maximum(pieces.took[where] - rounded(cut[most]), 0)
     typical[where] = took[where]
     batches[pieces.point[where]] = cells[most, 1]
     return replace(targets, took=took, usual=typical, below=below)
@@ -498,11 +496,10 @@ def _of_several(columns: Sequence[Ints], member: Ints) -> Mask:
 def _of_most(cut: Ints, alike: Sequence[Ints], rank: Ints) -> Ints:
     """What is cut of each entry, less where half of the ranks have less to cut of those that are alike."""
     there, number = number_rows([number_rows(alike)[1], rank])
-    total = np.bincount(number, weights=cut).astype(np.int64)
+    total = sums_by(number, cut)
     usual = _medians(there[:, 0], total)[there[:, 0]]
     share = np.minimum(usual / np.maximum(total, 1), 1.0)[number]
-    left: Ints = np.rint(cut * share).astype(np.int64)
-    return left
+    return rounded(cut * share)
 
 
 @once_per_run
@@ -616,7 +613,7 @@ def _median_of_others(
         return np.where(number < missing, 0, ordered[first + np.clip(number - missing, 0, size - 1)])
 
     compared = count if with_itself else count - 1
-    middle = np.rint((nth(np.maximum(compared - 1, 0) // 2) + nth(compared // 2)) / 2).astype(np.int64)
+    middle = rounded((nth(np.maximum(compared - 1, 0) // 2) + nth(compared // 2)) / 2)
     median = np.empty_like(value)
     median[order] = np.where(compared > 0, middle, ordered)
     return median

@@ -71,11 +71,12 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
         cost_ns=round(fault.cost_ns),
         facts=(
             *_each(fault, reasons),
-            *(_margin(fault, each) for each in subjects),
             *(
                 fact if fault.subjects else replace(fact, row={})
-                for reason in reasons
-                for fact in reason.facts
+                for fact in (
+                    *(fault.fact(each, "margin_ns", round(each.margin_ns), "ns") for each in subjects),
+                    *(fact for reason in reasons for fact in reason.facts),
+                )
             ),
             *([Fact("in_step_ns", _longest(fault, len(steps)), "ns")] if fault.axis == "step" else []),
             *(Fact("compared", f"{NOUNS[axis]}s") for axis in dict.fromkeys(fault.others)),
@@ -209,13 +210,6 @@ def _each(fault: Fault, reasons: list[Why]) -> list[Fact]:
         )
         for each, reason in zip(fault.subjects[:_MOST_LISTED], reasons, strict=False)
     ]
-
-
-def _margin(fault: Fault, each: Subject) -> Fact:
-    """What `-r faults` says of the subject."""
-    ranks, row = (each.number,) if fault.axis == "rank" else (), {"axis": fault.noun, "subject": each.label}
-    whom = f"{fault.noun} {each.label}"
-    return Fact("margin_ns", round(each.margin_ns), "ns", whom, ranks, row if fault.subjects else {})
 
 
 def _longest(fault: Fault, steps: int) -> int:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.device_events import UNKNOWN, device_events
+from rankscope.analysis.core.grouping import last_before
 from rankscope.analysis.core.host_spans import dataloader_spans, waiting_calls
-from rankscope.analysis.core.intervals import Axis, Ints, covered, intersect, union
+from rankscope.analysis.core.intervals import Axis, Ints, covered, intersect, rounded, union
 from rankscope.analysis.core.names import all_names, sql_names, vocabulary
 from rankscope.analysis.core.scope import Scope, in_order_of_start, steps_in_scope
 from rankscope.analysis.core.step_times import host_windows, recordings
@@ -146,10 +147,7 @@ def polling_ops(rows: Collectives, ops: dict[str, Ints]) -> Mask:
     outer = np.flatnonzero(ops["outermost"] == 1)
     name, rank, start, end = (ops[key][outer] for key in ("name", "rank", "start", "end"))
     _, thread = number_rows([ops[key][outer] for key in ("rank", "segment", "track")])
-    order, following = (
-        np.lexsort((rows.end, rows.rank)),
-        np.minimum(np.arange(len(outer)) + 1, len(outer) - 1),
-    )
+    following = np.minimum(np.arange(len(outer)) + 1, len(outer) - 1)
     for period in range(1, _MOST_POLLING + 1):
         again = np.zeros(len(outer) + 1, dtype=bool)
         again[period:-1] = (name[period:] == name[:-period]) & (thread[period:] == thread[:-period])
@@ -158,14 +156,12 @@ def polling_ops(rows: Collectives, ops: dict[str, Ints]) -> Mask:
         many = last - first >= _POLLS * period
         first, last = first[many], last[many]
         # The last collective of the rank that ended before its thread ran something else: marks are late.
-        slack = np.rint(_POLL_SLACK * (end[last] - start[first])).astype(np.int64)
+        slack = rounded(_POLL_SLACK * (end[last] - start[first]))
         high = np.maximum(
             np.where(thread[following[last]] == thread[last], start[following[last]], 0), end[last]
         )
-        places = packed([np.append(rows.rank[order], rank[last]), np.append(rows.end[order], high + slack)])
-        at = np.searchsorted(places[: len(order)], places[len(order) :], side="right") - 1
-        entry = order[np.maximum(at, 0)]
-        asks = (at >= 0) & (rows.rank[entry] == rank[last]) & (rows.end[entry] >= end[last] - slack)
+        entry = last_before(rows.rank, rows.end, rank[last], high + slack)
+        asks = (entry != NONE) & (rows.end[entry] >= end[last] - slack)
         for begin, stop, opened in zip(first[asks], last[asks], rows.start[entry[asks]], strict=True):
             mine = outer[begin : stop + 1]
             mine = mine[ops["start"][mine] >= opened]
@@ -193,12 +189,9 @@ def chain_threads(host: dict[str, Ints], comm: HostCollectives) -> None:
     if len(rows.rank):
         columns = ((comm.rank, host["rank"]), (rows.segment, host["file"]), (rows.track, host["track"]))
         thread = packed([np.concatenate(pair) for pair in columns])
-        place = packed([thread, np.append(comm.begins, host["time"])])
-        order = np.argsort(place[: len(rows.rank)], kind="stable")
-        at = np.searchsorted(place[order], place[len(rows.rank) :], side="right") - 1
-        entry = order[np.maximum(at, 0)]
-        good = (at >= 0) & (thread[entry] == thread[len(rows.rank) :])
-        good &= (host["time"] <= rows.end[entry]) & (host["track"] != NONE)
+        of_comm, of_host = np.split(thread, [len(rows.rank)])
+        entry = last_before(of_comm, comm.begins, of_host, host["time"])
+        good = (entry != NONE) & (host["time"] <= rows.end[entry]) & (host["track"] != NONE)
         chain[good] = entry[good]
         late = good & (host["time"] > rows.start[entry]) & (host["opens"] == NONE)
         host["match"] = np.where(late, rows.match[entry], host["match"])
@@ -211,9 +204,8 @@ def _before(rank: Ints, chain: Ints) -> Ints:
     last_free = np.maximum.accumulate(np.where(chain == NONE, places, NONE))
     before = np.append(NONE, last_free)[:-1]
     inside = np.flatnonzero(chain != NONE)
-    order = inside[np.argsort(packed([rank[inside], chain[inside]]), kind="stable")]
-    same = (chain[order][1:] == chain[order][:-1]) & (rank[order][1:] == rank[order][:-1])
-    before[order[1:][same]] = order[:-1][same]
+    same = previous_on_stream(packed([rank[inside], chain[inside]]))
+    before[inside[same != NONE]] = inside[same[same != NONE]]
     return np.where((before != NONE) & (rank[before] == rank), before, NONE)
 
 
@@ -466,12 +458,8 @@ def device_nodes(
 
 def _launched_before(rank: Ints, launch: Ints, earlier: Ints, later: Ints) -> Ints:
     """For each of the later nodes, the one of the earlier that was launched last before it on its rank, or NONE."""
-    if not len(earlier):
-        return np.full(len(later), NONE)
-    order = earlier[np.argsort(launch[earlier], kind="stable")]
-    at = np.searchsorted(launch[order], launch[later]) - 1
-    before = order[np.maximum(at, 0)]
-    return np.where((at >= 0) & (rank[before] == rank[later]), before, NONE)
+    before = last_before(rank[earlier], launch[earlier], rank[later], launch[later] - 1)
+    return np.append(earlier, NONE)[before]
 
 
 def _receives(rows: Collectives) -> Mask:

@@ -18,11 +18,11 @@ from functools import cached_property
 import numpy as np
 
 from rankscope.analysis.core.device_events import CLASSES
+from rankscope.analysis.core.grouping import last_before
 from rankscope.analysis.core.intervals import Ints
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE as NONE
 from rankscope.store.arrays import Mask as Mask
-from rankscope.store.arrays import packed
 
 DEVICE_CLASSES = CLASSES
 HOST_CLASSES = ("host", "dataloader", "sync", "between", "unrecorded")
@@ -181,24 +181,12 @@ def shortest(rank: Ints, lag: Ints, ranks: int) -> Ints:
     return np.where(least == np.iinfo(np.int64).max, 0, least)
 
 
-def latest_end_between(rank: Ints, end: Ints, of: Ints, low: Ints, high: Ints) -> Ints:
-    """For each query, the node of rank `of` that ends last in (low, high], or NONE."""
-    if len(end) == 0:
-        return np.full(len(of), NONE)
-    places = packed([np.append(rank, of), np.append(end, high)])
-    placed = places[: len(end)]
-    order = np.argsort(placed, kind="stable")  # nearly in order already
-    at = np.searchsorted(placed, places[len(end) :], side="right", sorter=order) - 1
-    last = order[np.maximum(at, 0)]
-    return np.where((at >= 0) & (rank[last] == of) & (end[last] > low), last, NONE)
-
-
 def ended_last(device: DeviceNodes, of: Ints, low: Ints, high: Ints) -> Ints:
-    """`latest_end_between` of the nodes that may be causes: not of those of which no launch was recorded, unlike that
-    of others of their rank."""
+    """For each query, the node of rank `of` that ends last in (low, high], or NONE. Those of which no launch was
+    recorded, unlike that of others of their rank, are no causes."""
     causes = may_be_causes(device.rank, device.launch, device.match != NONE)
-    at = latest_end_between(device.rank[causes], device.end[causes], of, low, high)
-    return np.append(causes, NONE)[at]
+    last = np.append(causes, NONE)[last_before(device.rank[causes], device.end[causes], of, high)]
+    return np.where(follow(last, device.end, NONE) > low, last, NONE)
 
 
 def may_be_causes(rank: Ints, launch: Ints, is_comm: Mask) -> Ints:
@@ -214,10 +202,8 @@ def cross_stream(rank: Ints, stream: Ints, start: Ints, end: Ints, expected: Int
     """
     late = np.flatnonzero(start - expected > _TOLERANCE_NS)
     other = np.full(len(rank), NONE)
-    low = np.maximum(expected[late], 0)
-    last = np.append(causes, NONE)[
-        latest_end_between(rank[causes], end[causes], rank[late], low, start[late])
-    ]
-    good = (last != NONE) & (np.append(stream, NONE)[last] != stream[late])
+    last = np.append(causes, NONE)[last_before(rank[causes], end[causes], rank[late], start[late])]
+    good = follow(last, end, NONE) > np.maximum(expected[late], 0)
+    good &= follow(last, stream, NONE) != stream[late]
     other[late[good]] = last[good]
     return other

@@ -6,7 +6,7 @@ time that it spends in each class. All times are on the axis of the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,11 +15,12 @@ import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import Waits, waits
+from rankscope.analysis.core.grouping import joined
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask, entries_of, event_key
-from rankscope.analysis.graph.reduce import RankGraph, rank_graphs
+from rankscope.analysis.graph.reduce import rank_graphs
 from rankscope.collective_kinds import BATCHED, KINDS, POINT_TO_POINT
 from rankscope.records import dataclass
 from rankscope.store.arrays import starts_group
@@ -154,23 +155,22 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     sizes = [len(part.start) for part in parts]
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     shift = np.repeat([run.origin_ns(rank) for rank in ranks], sizes).astype(np.int64)
-    points: dict[str, Any] = {name: _joined(parts, name) for name in _COLUMNS}
+    points: dict[str, Any] = {name: joined(parts, name) for name in _COLUMNS}
     for name in ("launched", "start", "end"):
         points[name] += shift
     rank = np.repeat(np.arange(len(ranks)), sizes)
-    inside = np.ones(len(rank), dtype=bool)
+    inside = scope.mask(points["step"])
     if scope.steps is not None:
-        inside = (points["step"] >= scope.steps[0]) & (points["step"] <= scope.steps[1])
         # The first step of a rank begins when it did.
         marks = np.flatnonzero(inside & (points["marks"] == 1))
         points["fixed"][marks[starts_group([rank[marks]])]] = 1
-    to = np.repeat(np.arange(len(rank)), _joined(parts, "ways"))
-    origin = _joined(parts, "origin") + np.repeat(first[:-1], [len(part.origin) for part in parts])
+    to = np.repeat(np.arange(len(rank)), joined(parts, "ways"))
+    origin = joined(parts, "origin") + np.repeat(first[:-1], [len(part.origin) for part in parts])
     names = tuple(sorted({name for part in parts for name in part.names}))
     number = {name: at for at, name in enumerate(names)}
     codes = [np.array([number[name] for name in part.names], dtype=np.int64) for part in parts]
     points["name"] = np.concatenate(
-        [_NO_INTS, *(code[part.name] for code, part in zip(codes, parts, strict=True))]
+        [first[:0], *(code[part.name] for code, part in zip(codes, parts, strict=True))]
     )
     all_waits = waits(run)
     rows, entry = all_waits.rows, np.full(len(rank), NONE)
@@ -195,9 +195,9 @@ def graph_of(run: Run, scope: Scope) -> Graph:
         match=match,
         to=to,
         origin=origin,
-        is_sync=_joined(parts, "is_sync").astype(bool),
+        is_sync=joined(parts, "is_sync").astype(bool),
         work=Work(
-            tuple(_by_class(_joined(parts, "classes"), _joined(parts, "spent"))),
+            tuple(_by_class(joined(parts, "classes"), joined(parts, "spent"))),
             end - start,
             matched.transfer,
             np.ones(len(to), dtype=bool),
@@ -238,13 +238,6 @@ def _notes(lost: int, steps: tuple[int, ...]) -> tuple[str, ...]:
     if not steps:
         notes.append("no steps: the window is the whole file (call profiler.step() in the loop)")
     return tuple(notes)
-
-
-_NO_INTS = np.empty(0, dtype=np.int64)
-
-
-def _joined(parts: Sequence[RankGraph], name: str) -> Ints:
-    return np.concatenate([_NO_INTS, *(getattr(part, name) for part in parts)])
 
 
 def _by_class(classes: Ints, spent: Ints) -> Iterator[Ints]:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.intervals import Ints, rounded
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work
 from rankscope.records import dataclass
@@ -109,9 +109,7 @@ class Pieces:
             counts = first[mine + 1] - first[mine]
             on, piece = ways[ranges(first[mine], counts)], np.repeat(mine, counts)
             time = self.graph.work.spent[kind][on]
-            old, new = (
-                np.rint(time * (took[piece] / self.took[piece])).astype(np.int64) for took in (before, after)
-            )
+            old, new = (rounded(time * (took[piece] / self.took[piece])) for took in (before, after))
             yield kind, on, old, new
 
     @cached_property

@@ -342,8 +342,7 @@ def rank_graphs(run: Run, scope: Scope) -> dict[int, RankGraph]:
     """Ranks with events in the window."""
     graphs: dict[int, RankGraph] = {}
     rows = run.own_collectives()
-    if scope.steps is not None:
-        rows = rows.pick((rows.step >= scope.steps[0]) & (rows.step <= scope.steps[1]))
+    rows = rows.pick(scope.mask(rows.step))
     whole = not is_large(run)
     for chunk in chunks(run, scope.ranks_in(run)):
         alone = rows.of_ranks(chunk)
@@ -439,7 +438,6 @@ def recording_cycles(graph: EventGraph) -> tuple[Ints, Ints, int]:
 def _steps_of(graph: EventGraph) -> Ints:
     """By host node, the step that began last on its rank; NONE before the first."""
     host = graph.host
-    begins = (host.step != NONE) & ~host.is_end
-    last = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), NONE))
+    last = _last_at((host.step != NONE) & ~host.is_end)
     has_begun = (last != NONE) & (host.rank[last] == host.rank)
     return np.where(has_begun, host.step[last], NONE)

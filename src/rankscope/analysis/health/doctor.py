@@ -307,7 +307,7 @@ def _unknown_kernels(run: Run) -> Check:
     share = 100 * sum(unknown.values()) / total if total else 0.0
     finding = None
     if share > 10:
-        largest = max(unknown, key=lambda name: unknown[name])
+        largest = max(unknown, key=unknown.__getitem__)
         finding = Finding(
             "info",
             f"{share:.0f} % of the kernel time is in kernels of unknown kind",

@@ -167,8 +167,7 @@ def _empty(run: Run, scope: Scope) -> Check:
     empty = {
         entry.rank: str(why)
         for entry in run.used
-        if (why := entry.manifest["header"].get("whyEmpty"))
-        and (scope.ranks is None or entry.rank in scope.ranks)
+        if (why := entry.manifest["header"].get("whyEmpty")) and scope.has_rank(entry.rank)
     }
     finding = None
     if empty:
@@ -222,7 +221,7 @@ def _damaged(run: Run, scope: Scope) -> dict[int, str]:
     return {
         entry.rank: entry.manifest["reading"]["damage"]
         for entry in run.timelines
-        if entry.manifest["reading"]["damage"] and (scope.ranks is None or entry.rank in scope.ranks)
+        if entry.manifest["reading"]["damage"] and scope.has_rank(entry.rank)
     }
 
 
@@ -264,7 +263,7 @@ def _ended(run: Run, scope: Scope) -> Check:
             ended[entry.rank] = max(ended.get(entry.rank, (0, "")), (field["unix_ns"], str(field.get("why"))))
     if not ended:
         return Check(check, "0")
-    first, final = min(ended, key=lambda rank: ended[rank]), max(ended, key=lambda rank: ended[rank])
+    first, final = min(ended, key=ended.__getitem__), max(ended, key=ended.__getitem__)
     who = f"rank {first} ended after step {last_step[first]}"
     if final != first:
         apart = format_rounded("ns", ended[final][0] - ended[first][0])
@@ -328,7 +327,7 @@ def _warm_up(run: Run, scope: Scope) -> Check:
     if typical.ns is not None and typical.left_out:
         took = run_step_times(run, scope)
         slow = ", ".join(f"step {step} ({format_rounded('ns', took[step])})" for step in typical.left_out)
-        worst = max(typical.left_out, key=lambda step: took[step])
+        worst = max(typical.left_out, key=took.__getitem__)
         finding = Finding(
             "warning",
             f"warm-up inside: step {worst} took {took[worst] / typical.ns:.1f}x the median",

@@ -87,12 +87,11 @@ _GROWTH = Column("growth_bytes", "bytes", "mean rise per step of the lowest allo
 
 def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and device, from [memory] events or else from a snapshot; --by step: one per step."""
-    low, high = scope.steps or (None, None)
     in_steps = [
         {"rank": rank, **memory._asdict(), "at_ns": memory.at_ns + run.origin_ns(rank)}
         for rank, of_rank in rank_memory(run, scope).items()
         for memory in of_rank
-        if low is None or high is None or (memory.step is not None and low <= memory.step <= high)
+        if scope.has_step(memory.step)
     ]
     troughs: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for row in in_steps:

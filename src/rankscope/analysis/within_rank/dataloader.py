@@ -106,7 +106,7 @@ def _limits(run: Run, scope: Scope) -> tuple[Finding, ...]:
     lost = that_matter(run, scope, {rank: waits.lost_ns for rank, waits in records.items()})
     if not lost:
         return ()
-    rank = max(lost, key=lambda rank: lost[rank])
+    rank = max(lost, key=lost.__getitem__)
     (start, end), origin, line = records[rank].longest, run.origin_ns(rank), loading_line(run, rank)
     quantity = "gpu_waits_for_data_ns" if records[rank].has_gpu else "wait_for_data_ns"
     finding = Finding(

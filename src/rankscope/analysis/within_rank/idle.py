@@ -17,6 +17,7 @@ from rankscope.analysis.core.device_events import (
     gpu_ranks,
     kernels_end_in,
 )
+from rankscope.analysis.core.grouping import sums_by
 from rankscope.analysis.core.host_spans import dataloader_spans, rank_annotations, sync_spans
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, subtract, union
 from rankscope.analysis.core.names import all_names
@@ -85,7 +86,7 @@ def find_gaps(
 
     def by_gap(pieces: Intervals) -> Ints:
         gap = np.searchsorted(start, pieces.start, side="right") - 1
-        return np.bincount(gap, weights=pieces.end - pieces.start, minlength=len(start)).astype(np.int64)
+        return sums_by(gap, pieces.end - pieces.start, len(start))
 
     idle = subtract(Intervals(start, end), busy)
     loading, idle = intersect(idle, dataloader), subtract(idle, dataloader)
@@ -177,8 +178,8 @@ def _groups(run: Run, rank: int, scope: Scope, events: DeviceEvents, gaps: Gaps)
     idle, origin = gaps.causes.sum(axis=0), run.origin_ns(rank)
     order = np.lexsort((idle, group))
     longest = order[np.append(np.flatnonzero(np.diff(group[order])), len(order) - 1)]
-    without = np.bincount(group, ends & (time == UNKNOWN)).astype(np.int64)
-    causes = (np.bincount(group, of_cause).astype(np.int64) for of_cause in gaps.causes)
+    without = sums_by(group, ends & (time == UNKNOWN))
+    causes = (sums_by(group, of_cause) for of_cause in gaps.causes)
     spans = (idle[longest], gaps.start[longest] - origin, gaps.end[longest] - origin)
     columns = (keys, np.bincount(group), without, np.stack([*causes], axis=1), np.stack(spans, axis=1))
     for of_group, count, lost, by_cause, span in zip(*(each.tolist() for each in columns), strict=True):
@@ -279,7 +280,7 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 def _limit(run: Run, scope: Scope, waited: dict[int, float], late: dict[int, list[GapGroup]]) -> Finding:
     """No GPU waits for a launch. Of each rank, its device that waits most."""
-    rank = max(waited, key=lambda rank: waited[rank])
+    rank = max(waited, key=waited.__getitem__)
     regions = _by_key((group.within, group) for group in late[rank])
     name, region = max(regions.items(), key=lambda item: item[1].host_late)
     lines = _by_key((group.source, group) for group in late[rank] if group.source is not None)

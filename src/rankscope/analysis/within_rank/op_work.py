@@ -21,13 +21,14 @@ import numpy as np
 from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import COPY, UNKNOWN, device_events
+from rankscope.analysis.core.grouping import last_before, sums_by
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import NO_STEP, Scope
 from rankscope.analysis.within_rank.phases import RECOMPUTE, Partition, partition_of
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows, unique_values
+from rankscope.store.arrays import NONE, number_rows, unique_values
 from rankscope.text.json_values import listed
 from rankscope.timeline.run import Run
 
@@ -370,18 +371,10 @@ def _device_time(calls: dict[str, Any], launched: dict[str, Any]) -> tuple[Ints,
     kernel = np.full(count, NO_KERNEL, dtype=np.int64)
     if count == 0 or len(launched["thread"]) == 0:
         return device_ns, kernel, kernel_ns
-    # The call around each launch, or -1. Calls of a thread do not overlap.
-    thread, time = launched["thread"], launched["at"]
-    _, code = np.unique(np.concatenate([calls["thread"], thread]), return_inverse=True)
-    low = min(int(calls["start"].min()), int(time.min()))
-    width = max(int(calls["end"].max()), int(time.max())) - low + 1
-    keys = code[:count] * width + (calls["start"] - low)
-    before = np.searchsorted(keys, code[count:] * width + (time - low), side="right") - 1
-    call = np.maximum(before, 0)
-    inside = (before >= 0) & (calls["thread"][call] == thread) & (time <= calls["end"][call])
-    at = np.where(inside, before, -1)
-    mine = at >= 0
-    np.add.at(device_ns, at[mine], launched["dur"][mine])
+    # The call around each launch. Calls of a thread do not overlap.
+    at = last_before(calls["thread"], calls["start"], launched["thread"], launched["at"])
+    mine = (at != NONE) & (launched["at"] <= calls["end"][at])
+    device_ns = sums_by(at[mine], launched["dur"][mine], count)
     kernels = np.flatnonzero(mine & launched["is_kernel"])
     kernels = kernels[np.lexsort((launched["name"][kernels], launched["dur"][kernels]))]
     # Assigned in order of duration, so the longest kernel remains.
@@ -461,7 +454,7 @@ def _call_sums(work: OpWork, mine: Ints, place: Ints) -> Iterator[CallSums]:
         # A call without device time (its launch is not in the file) would raise the rate of the others.
         took = time > 0
         np.add.at(sums, group[took], np.stack([*columns, time])[:, took].T)
-    kernel_ns = np.bincount(group, weights=work.kernel_ns[mine]).astype(np.int64).tolist()
+    kernel_ns = sums_by(group, work.kernel_ns[mine]).tolist()
     kernels = [*work.kernels, None]
     for (at, dtype, kernel), on_device, on_host, time in zip(
         groups.tolist(), *timed.tolist(), kernel_ns, strict=True

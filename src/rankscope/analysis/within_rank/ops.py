@@ -1,4 +1,4 @@
-"""Operators: calls, self and total time on the host and on the device, FLOPs."""
+"""Operators and Python functions: calls, self and total time on the host, of operators also on the device, FLOPs."""
 
 from __future__ import annotations
 
@@ -131,3 +131,37 @@ def _frames(run: Run, scope: Scope, by: str, work: OpWork) -> list[Any]:
         """)
     )
     return [frames[number] for number in work.number.tolist()]
+
+
+_FRAME = "category = 'python_function'"
+_NAME = "regexp_replace(slices.name, ' at 0x[0-9a-f]+', '')"
+"""Every process has other addresses: <built-in method acquire of _thread.lock object at 0x7fb9457e5ac0>."""
+_PYTHON_COLUMNS = (
+    Column("calls", "count"),
+    Column("self_host_ns", "ns", "time outside the functions, ops and runtime calls that it calls"),
+    Column("total_host_ns", "ns", "time inside it; a call of itself is counted once"),
+    Column("name", help="file(line): function", at_end=True),
+)
+
+
+def python_functions(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row per function, most self time first."""
+    keys = "rank, name" if by == "rank" else "name"
+    rows = run.records(f"""
+        SELECT {keys}, count(*) AS calls, sum(self_ns)::BIGINT AS self_host_ns,
+               (sum(dur_ns) FILTER (outer_end IS NULL OR start_ns >= outer_end))::BIGINT AS total_host_ns
+        FROM (
+            SELECT rank, {_NAME} AS name, start_ns, dur_ns, self_ns, max(start_ns + dur_ns) OVER (
+                PARTITION BY rank, segment, track, {_NAME} ORDER BY start_ns, dur_ns DESC, id
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS outer_end
+            FROM slices WHERE {_FRAME} AND {scope.where()}
+        ) GROUP BY {keys} ORDER BY self_host_ns DESC, {keys}
+    """)
+    notes = slices_outside_steps(run, scope, sum(row["calls"] for row in rows), ("python_function",), "calls")
+    recorded = "python_function" in slice_counts(run, Scope())
+    if not recorded:
+        notes.append(f"no Python functions were recorded: {how_to_record(run, 'stacks')}")
+    columns = (*((Column("rank"),) if by == "rank" else ()), *_PYTHON_COLUMNS)
+    title, unknown = "Python functions", "" if recorded else None
+    return Result("ops.python", title, scope.window, columns, rows, notes=tuple(notes), unknown=unknown)

@@ -129,7 +129,7 @@ def _limits(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Finding
     lengths = {rank: row["exposed_ns"] - waits[rank] for rank, row in exposed.items()}
     if not (transfer := that_matter(run, scope, lengths)):
         return ()
-    rank = max(transfer, key=lambda rank: transfer[rank])
+    rank = max(transfer, key=transfer.__getitem__)
     kinds = [row for row in rows if row["rank"] == rank and row["collective"] is not None]
     most = max(kinds, key=lambda row: row["exposed_ns"])["collective"]
     mine = (f"rank {rank}, all steps", (rank,), {"rank": rank, "step": None, "collective": None})

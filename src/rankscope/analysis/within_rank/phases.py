@@ -14,6 +14,7 @@ import numpy as np
 from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import UNKNOWN, device_events
+from rankscope.analysis.core.grouping import sums_by
 from rankscope.analysis.core.host_spans import (
     HostEvents,
     annotated,
@@ -68,7 +69,7 @@ class Partition:
     def lengths(self) -> list[int]:
         """Time in each phase; the sum is the length of the window."""
         sizes = np.append(np.diff(self.start), 0) if len(self.start) else self.start
-        times = np.bincount(self.phase, weights=sizes, minlength=len(PHASES)).astype(np.int64)
+        times = sums_by(self.phase, sizes, len(PHASES))
         times[OTHER] = length(self.window) - int(times[:OTHER].sum())
         return [int(time) for time in times]
 
@@ -105,7 +106,7 @@ def rank_phases(run: Run, scope: Scope) -> dict[int, list[tuple[int, int, int]]]
     for rank in scope.ranks_in(run):
         partition, events = partition_of(run, rank, scope), device_events(run, rank, scope)
         phase = np.where(events.launch_start != UNKNOWN, partition.at(events.launch_start), OTHER)
-        time = np.bincount(phase, weights=events.end - events.start, minlength=len(PHASES)).astype(np.int64)
+        time = sums_by(phase, events.end - events.start, len(PHASES))
         counts = np.bincount(phase, minlength=len(PHASES)).tolist()
         records[rank] = [*zip(partition.lengths(), time.tolist(), counts, strict=True)]
     return records

@@ -107,7 +107,7 @@ def _finding(records: Mapping[int, RankOverhead], ranks_in_scope: int) -> tuple[
     }
     if not shares:
         return ()
-    ranks, rank = sorted(shares), max(shares, key=lambda rank: shares[rank])
+    ranks, rank = sorted(shares), max(shares, key=shares.__getitem__)
     record, share, most = records[rank], shares[rank], records[rank].kinds[0]
     several, mine = len(ranks) > 1, (f"rank {rank}, all kinds", (rank,), {"rank": rank})
     facts = [
