@@ -55,8 +55,6 @@ _HOW = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = DESCRIPTION
-    parser.epilog = EPILOG
     add_options(parser, _WHAT, base=Path, new=Path)
     common.add_scope_options(parser)
     add_options(parser, _HOW, min_change="1%", format="table")

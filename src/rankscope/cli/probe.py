@@ -49,8 +49,6 @@ _OPTIONS = f"""\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = DESCRIPTION
-    parser.epilog = EPILOG
     add_options(parser, _OPTIONS, nproc=positive, seconds={"type": parse_seconds, "default": 2.0}, disk=".")
 
 

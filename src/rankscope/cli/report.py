@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.core.scope import Scope
     from rankscope.timeline.run import Run
 
-EXAMPLES = """\
+DESCRIPTION = "One file to mail: findings, charts, tables, and how each number is computed."
+EPILOG = """\
 examples:
   rankscope report RUN                          RUN-report.html: findings, charts, tables, definitions
   rankscope report RUN -o report.html --open
@@ -47,8 +48,6 @@ _OPTIONS = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "One file to mail: findings, charts, tables, and how each number is computed."
-    parser.epilog = EXAMPLES
     common.add_run_argument(parser, _OPTIONS, output=Path)
     common.add_scope_options(parser)
     add_options(parser, common.FROM_EVENTS)

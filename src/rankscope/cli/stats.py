@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.core.scope import Scope
     from rankscope.timeline.run import Run
 
-EXAMPLES = """\
+DESCRIPTION = "The summary of a run, or its tables. Raw traces are read first, once; later calls are fast."
+EPILOG = """\
 examples:
   rankscope stats RUN                    the summary: what costs time, and why
   rankscope stats RUN -r list            every report, and what it answers
@@ -57,10 +58,6 @@ _BASELINE = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "The summary of a run, or its tables. Raw traces are read first, once; later calls are fast."
-    )
-    parser.epilog = EXAMPLES
     common.add_run_argument(parser)
     add_options(parser, _WHICH)
     common.add_scope_options(parser)

@@ -27,7 +27,10 @@ from rankscope.host import user_name
 if TYPE_CHECKING:
     from rankscope.store.ingest import Options
 
-EXAMPLES = """\
+DESCRIPTION = (
+    "All ranks on one axis in the browser. Raw traces are read first, once; the page shows the progress."
+)
+EPILOG = """\
 examples:
   rankscope view RUN                        prints the address, and opens it where there is a browser
   rankscope view BASE NEW                   two runs on one axis, and what changed between them
@@ -68,10 +71,6 @@ _PAGE = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "All ranks on one axis in the browser. Raw traces are read first, once; the page shows the progress."
-    )
-    parser.epilog = EXAMPLES
     common.add_run_argument(parser, _WHERE, run=path_or_remote, other=path_or_remote)
     add_options(parser, SERVER, host="127.0.0.1", port={"type": port_of, "default": 0})
     perfetto = parser.add_argument_group("with --perfetto")
