@@ -77,7 +77,12 @@ def main(args: argparse.Namespace) -> int:
     target = args.output or Path(f"{common.run_name(subject)}-report{ENDINGS[format]}")
     if not printed:
         common.check_target(target, args.force)
-        _check_folder(target)
+        if not target.parent.exists():  # a mistyped folder is not made
+            raise UsageError(
+                f"there is no folder {target.parent}",
+                why=f"{target.name} would be written into it.",
+                hint=f"Make it, or name another place: mkdir -p {target.parent}",
+            )
     run, scope = common.open_part(args, path=subject)
     compared = _compared(args, run, scope) if len(args.run) == 2 else None
     request = Request(
@@ -152,13 +157,3 @@ def _compared(args: argparse.Namespace, run: Run, scope: Scope) -> Result:
             hint="rankscope report BASE NEW --chart change",
         )
     return diff(common.open_run(args, args.run[0]), run, scope)
-
-
-def _check_folder(target: Path) -> None:
-    """A mistyped folder is not made."""
-    if not target.parent.exists():
-        raise UsageError(
-            f"there is no folder {target.parent}",
-            why=f"{target.name} would be written into it.",
-            hint=f"Make it, or name another place: mkdir -p {target.parent}",
-        )
