@@ -112,9 +112,10 @@ def timeline_files(run: Run, scope: Scope) -> Iterator[TraceFile]:
     several = {entry.rank for entry in run.timelines if entry.segment > 0}
     flows = 0
     shift = -origin_ns(run)
-    for rank, segment in sorted((entry.rank, entry.segment) for entry in run.timelines):
-        if scope.ranks is not None and rank not in scope.ranks:
-            continue
+    ranks = scope.ranks_in(run)
+    for rank, segment in sorted(
+        (entry.rank, entry.segment) for entry in run.timelines if entry.rank in ranks
+    ):
         here = f"rank = {rank} AND segment = {segment}"
         label = f"rank {rank}" + (f", file {segment + 1}" if rank in several else "")
         tracks = run.rows(
