@@ -19,7 +19,6 @@ from rankscope.host import usable_cores
 from rankscope.store.discover import no_such_path
 from rankscope.store.index import INDEX_FILE
 from rankscope.store.ingest import IngestProgress
-from rankscope.text.run_words import Runs, RunWords
 from rankscope.text.spelling import did_you_mean
 from rankscope.timeline.run import Run, open_run
 from rankscope.viewer.address import checked_link
@@ -40,10 +39,6 @@ class OpenRun:
         keep_rollups(self.run, usable_cores(), lambda done, ranks: None, say)
         self._sql = SqlProcess(lambda: list(self.run.definitions()), self.run.folder)
         self._stamp = self._index_stamp()
-
-    def words(self, window: tuple[str, ...] = ()) -> Runs:
-        """How commands name it."""
-        return {"RUN": RunWords((str(self.path),), window)}
 
     def query(self, sql: str) -> dict[str, Any]:
         return self._sql.query(sql, threading.Event())
@@ -68,13 +63,9 @@ class OpenRuns:
     """By path. Those that were named at the start are opened when they are first asked for."""
 
     def __init__(self, paths: Sequence[Path], cache: Path | None, say: Callable[[str], None]) -> None:
-        self._paths = list(dict.fromkeys(paths))
+        self.paths = list(dict.fromkeys(paths))
         self._open: dict[Path, OpenRun] = {}
         self._cache, self._say = cache, say
-
-    @property
-    def paths(self) -> list[Path]:
-        return self._paths
 
     def open(self, text: str) -> OpenRun:
         """Open the run at a path; again, if it is open: files may have been added."""
@@ -82,8 +73,8 @@ class OpenRuns:
         if path in self._open:
             self._open.pop(path).close()
         opened = self._opened(path)
-        if path not in self._paths:
-            self._paths.append(path)
+        if path not in self.paths:
+            self.paths.append(path)
         return opened
 
     def find(self, name: str | None) -> OpenRun:
@@ -95,16 +86,16 @@ class OpenRuns:
             opened.close()
 
     def _path(self, name: str | None) -> Path:
-        names = [str(path) for path in self._paths]
+        names = [str(path) for path in self.paths]
         if name is None:
-            if len(self._paths) == 1:
-                return self._paths[0]
+            if len(self.paths) == 1:
+                return self.paths[0]
             raise UsageError(
                 "which run is meant is not clear" if names else "no run is open",
                 why=f"These are open: {', '.join(names)}." if names else "None was named at the start.",
                 hint="Give its path: run" if names else "Open one first: open(path)",
             )
-        matching = [path for path in self._paths if name in (str(path), path.name)]
+        matching = [path for path in self.paths if name in (str(path), path.name)]
         if len(matching) != 1:
             raise UsageError(
                 f"'{name[:200]}' is not an open run",

@@ -109,7 +109,7 @@ def small_answer(result: Result, question: Question, page: int = 0, **more: Any)
 
 def refused(name: str, message: str, why: str, hint: str, **more: Any) -> dict[str, Any]:
     """The envelope of an error: it has three parts."""
-    parts = {"message": _name(message), "why": _text(why), "hint": _text(hint)}
+    parts = {"message": _name(message), "why": _name(why, _LONGEST_TEXT), "hint": _name(hint, _LONGEST_TEXT)}
     empty = small_answer(Result(name, "", "", (), [], unknown=parts["message"]), Question(), **more)
     return {**empty, "definition": "docs/assistants.md", "next": [], "error": parts}
 
@@ -176,13 +176,9 @@ def _value(value: Any) -> Any:
     return value
 
 
-def _name(text: str) -> str:
-    """A name out of a trace: one line without control characters, at most 200 cells."""
-    return shorten_middle(clean(text[: 20 * LONGEST_NAME]), LONGEST_NAME)
-
-
-def _text(text: str) -> str:
-    return shorten_middle(clean(text[: 20 * _LONGEST_TEXT]), _LONGEST_TEXT)
+def _name(text: str, most: int = LONGEST_NAME) -> str:
+    """A name out of a trace, or another text: one line without control characters, of so many cells."""
+    return shorten_middle(clean(text[: 20 * most]), most)
 
 
 def _sentence(text: str, names: Iterable[str]) -> str:
@@ -196,7 +192,7 @@ def _sentence(text: str, names: Iterable[str]) -> str:
     if spellings:
         pattern = "|".join(map(re.escape, sorted(spellings, key=len, reverse=True)))
         text = re.sub(rf"(?<![\w\"])(?:{pattern})(?![\w\"])", lambda match: _quoted(match[0]), text)
-    return _text(text)
+    return _name(text, _LONGEST_TEXT)
 
 
 def _quoted(name: str) -> str:

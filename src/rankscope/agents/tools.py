@@ -98,15 +98,11 @@ def _scope(given: Mapping[str, Any], opened: OpenRun) -> Scope:
     return scope
 
 
-def _question(given: Mapping[str, Any], opened: OpenRun) -> Question:
-    window = ("--steps", given["steps"]) if given.get("steps") else ()
-    whole = not given.get("steps") and given.get("ranks") in (None, "all")
-    return Question(opened.words(window), whole_run=whole)
-
-
 def _small(given: Mapping[str, Any], opened: OpenRun, result: Result) -> Answer:
-    run = str(opened.path)
-    return small_answer(result, _question(given, opened), given.get("page", 0), run=run)
+    window = ("--steps", given["steps"]) if given.get("steps") else ()
+    whole_run = not window and given.get("ranks") in (None, "all")
+    question = Question({"RUN": RunWords((str(opened.path),), window)}, whole_run)
+    return small_answer(result, question, given.get("page", 0), run=str(opened.path))
 
 
 def _open(tools: Tools, given: Mapping[str, Any]) -> Answer:

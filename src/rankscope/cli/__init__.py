@@ -1,6 +1,7 @@
 """The command line: one module a command, imported only when it is used.
 
-A command module has ``configure(parser)`` and ``main(args) -> int``. Only this layer prints and exits.
+A command module has the DESCRIPTION and the EPILOG of its help, ``configure(parser)`` and ``main(args) -> int``. Only
+this layer prints and exits.
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ examples:
 
 class Command(Protocol):
     """A module of this package."""
+
+    DESCRIPTION: str
+    EPILOG: str
 
     def configure(self, parser: Parser) -> None: ...
 
@@ -200,7 +204,13 @@ def terminal_width() -> int:
 def command_parser(name: str) -> tuple[Parser, Command]:
     """The parser of one command, with its module."""
     module: Command = importlib.import_module(f"rankscope.cli.{name.replace('-', '_')}")
-    parser = Parser(prog=f"rankscope {name}", formatter_class=HelpFormatter, allow_abbrev=False)
+    parser = Parser(
+        f"rankscope {name}",
+        description=module.DESCRIPTION,
+        epilog=module.EPILOG,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
     module.configure(parser)
     if main_options := getattr(module, "MAIN_OPTIONS", ""):
         parser.main_options = frozenset({*main_options.split(), "help", argparse.SUPPRESS})

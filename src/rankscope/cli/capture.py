@@ -9,7 +9,8 @@ from rankscope.cli.options import positive
 from rankscope.cli.remote import WATCHED_RUN, path_or_remote, run_there
 from rankscope.text.run_words import shell_word
 
-EXAMPLES = """\
+DESCRIPTION = "Record the next steps of a running job, the same ones on all its ranks."
+EPILOG = """\
 examples:
   rankscope capture RUN                    the next 3 steps of all ranks
   rankscope capture RUN --steps 5 --ranks local:0
@@ -26,8 +27,6 @@ _OPTIONS = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Record the next steps of a running job, the same ones on all its ranks."
-    parser.epilog = EXAMPLES
     add_run_argument(parser, WATCHED_RUN + _OPTIONS, run=path_or_remote, steps=positive, ranks="all")
     add_remote_options(parser, "ssh://host/path")
 

@@ -48,10 +48,6 @@ _WINDOW = """\
 FROM_EVENTS = """\
 --from-events  compute from the events, not from the sums that the store keeps (same figures, slower)
 """
-_CEILINGS = """\
---peak RATE  989TF, bf16=989TF,tf32=494TF, or the file that `rankscope bench seqpar --json` wrote
---bandwidth RATE  peak memory bandwidth: 4.8TB/s
-"""
 CLOCKS = """\
 --clocks {aligned,raw}  ranks aligned by their collectives, or each by its own wall clock (default: aligned)
 """
@@ -111,11 +107,6 @@ def add_part_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, 
     """Which part of a run to take; `all_steps` is what happens without --steps."""
     add_options(parser, "--ranks LIST  only these ranks: 0,8-15 or all (default: all)", ranks="all")
     add_options(parser, f"--steps A:B  only steps A to B, both included (default: {all_steps})")
-
-
-def add_ceiling_options(parser: argparse.ArgumentParser) -> None:
-    title = "the device's peak rates (default: from a table of devices, by its name)"
-    add_options(parser.add_argument_group(title), _CEILINGS)
 
 
 def add_remote_options(parser: argparse.ArgumentParser, title: str) -> None:

@@ -12,7 +12,8 @@ from rankscope.cli import COMMANDS, command_parser
 from rankscope.cli.common import run_folders
 from rankscope.cli.options import add_options, takes_the_rest
 
-EXAMPLES = """\
+DESCRIPTION = "Print a script that lets the Tab key complete commands, options, reports and run folders."
+EPILOG = """\
 examples:
   eval "$(rankscope completion bash)"          in ~/.bashrc
   eval "$(rankscope completion zsh)"           in ~/.zshrc, after compinit
@@ -60,10 +61,6 @@ _REPORTS = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Print a script that lets the Tab key complete commands, options, reports and run folders."
-    )
-    parser.epilog = EXAMPLES
     parser.usage = "rankscope completion {bash,zsh,fish}"
     add_options(parser, "SHELL  bash, zsh or fish", shell={"choices": [*SCRIPTS]})
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

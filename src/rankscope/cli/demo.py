@@ -15,7 +15,11 @@ from rankscope.files import copy_file, make_private_folder
 from rankscope.text.run_words import shell_word
 from rankscope.version import __version__
 
-EXAMPLES = """\
+DESCRIPTION = (
+    "A recorded run in which one rank is slow, beside the same job after the fix, in the browser. "
+    "It needs no GPU and no torch, and starts no job."
+)
+EPILOG = """\
 examples:
   rankscope demo              the timeline in the browser; Ctrl-C ends it
   rankscope demo --no-open    on a machine you reach by ssh; prints the address
@@ -42,11 +46,6 @@ In another terminal:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "A recorded run in which one rank is slow, beside the same job after the fix, in the browser. "
-        "It needs no GPU and no torch, and starts no job."
-    )
-    parser.epilog = EXAMPLES
     add_options(parser, SERVER, host="127.0.0.1", port={"type": port_of, "default": 0})
     add_options(parser, "--no-view  print the summary and what the fix changed, without a browser")
 

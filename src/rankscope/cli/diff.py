@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,7 @@ from rankscope.text.spelling import did_you_mean
 from rankscope.units import parse_percent, shorten_middle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rankscope.analysis.core.result import Result, Row
-    from rankscope.views.envelope import Question
+    from rankscope.analysis.core.result import Result
 
 DESCRIPTION = """\
 Two runs, per step and rank: steps, breakdown, ops with their shapes, the host's
@@ -55,8 +51,6 @@ _HOW = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = DESCRIPTION
-    parser.epilog = EPILOG
     add_options(parser, _WHAT, base=Path, new=Path)
     common.add_scope_options(parser)
     add_options(parser, _HOW, min_change="1%", format="table")
@@ -65,10 +59,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.diff.compare import Rules
-    from rankscope.analysis.diff.two_runs import diff, likely_slower, slower_rows
+    from rankscope.analysis.diff.two_runs import by_unit, diff, likely_slower, slower_rows
     from rankscope.analysis.memory.snapshot_diff import both_are_snapshots, snapshot_diff
     from rankscope.text.run_words import RunWords
     from rankscope.views.envelope import Question
+    from rankscope.views.findings import result_with_paths
 
     stacks = args.report == STACKS
     rules = Rules(() if stacks else _reports(args.report), parse_percent(args.min_change))
@@ -85,7 +80,14 @@ def main(args: argparse.Namespace) -> int:
     doubtful = likely_slower(result, limit) if limit is not None and not args.fail_on_likely else []
     names = {"BASE": args.base, "NEW": args.new}
     runs = {name: RunWords((str(path),), common.window_words(args)) for name, path in names.items()}
-    common.show(_text(result, failed, args.format, shown, Question(runs)))
+    named = result_with_paths(result, runs)
+    if args.format == "junit":
+        from rankscope.views.junit import junit
+
+        common.show(junit(named, {(row["report"], row["key"]) for row in failed}))
+    else:
+        parts = {"json": [result], "csv": [named]}.get(args.format) or by_unit(named)
+        common.show_results([part.head(shown) for part in parts], args.format, Question(runs))
     for row in failed:
         change = "from nothing" if row["change_pct"] is None else f"{row['change_pct']:+.1f} %"
         key = shorten_middle(str(row["key"]), 80)
@@ -118,23 +120,6 @@ def _stacks(args: argparse.Namespace, result: Result, limit: float | None, shown
             f"rankscope: {device} of rank {rank} holds {change:+.1f} % at the end, over {args.fail_over}"
         )
     return THRESHOLD_CROSSED if grown else 0
-
-
-def _text(result: Result, failed: Sequence[Row], format: str, shown: int | None, question: Question) -> str:
-    from rankscope.analysis.diff.two_runs import by_unit
-    from rankscope.views import render, terminal_width, use_color
-    from rankscope.views.findings import result_with_paths
-    from rankscope.views.junit import junit
-
-    named = result_with_paths(result, question.runs)
-    if format == "junit":
-        return junit(named, {(str(row["report"]), str(row["key"])) for row in failed})
-    if format == "json":
-        return render(result.head(shown), format, question=question)
-    if format == "csv":
-        return render(named.head(shown), format)
-    tables = [part.head(shown) for part in by_unit(named)]
-    return render(tables, format, terminal_width(sys.stdout), use_color(sys.stdout))
 
 
 def _reports(text: str | None) -> tuple[str, ...]:

@@ -7,7 +7,10 @@ import argparse
 from rankscope.cli import common
 from rankscope.cli.options import add_options
 
-EXAMPLES = """\
+DESCRIPTION = (
+    "What was lost, cut, mixed up or inferred in a recording, and whether its figures can be trusted."
+)
+EPILOG = """\
 examples:
   rankscope doctor RUN
   rankscope doctor RUN --fail-on warning     exit code 3 when something is at least a warning
@@ -15,10 +18,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "What was lost, cut, mixed up or inferred in a recording, and whether its figures can be trusted."
-    )
-    parser.epilog = EXAMPLES
     common.add_run_argument(parser)
     add_options(parser, common.FAIL_ON)
     add_options(parser, "--format {table,csv,json,markdown}  default: table", format="table")

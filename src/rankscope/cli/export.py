@@ -12,7 +12,11 @@ from rankscope.errors import UsageError
 from rankscope.text.run_words import shell_word
 
 MAIN_OPTIONS = "run type scrub output gzip no_args force ranks steps"
-EXAMPLES = """\
+DESCRIPTION = (
+    "Write the run as a trace for timeline viewers, or its tables to files. A part of it can become a page that "
+    "needs no server. --scrub removes the environment and secrets from nsys exports."
+)
+EPILOG = """\
 examples:
   rankscope export RUN -t perfetto                 RUN.perfetto-trace, for ui.perfetto.dev: all ranks in one file
   rankscope export RUN -t perfetto --ranks 0-3 --steps 3:5 -o four.perfetto-trace.gz
@@ -46,11 +50,6 @@ _OPTIONS = f"""\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Write the run as a trace for timeline viewers, or its tables to files. A part of it can become a page that "
-        "needs no server. --scrub removes the environment and secrets from nsys exports."
-    )
-    parser.epilog = EXAMPLES
     common.add_run_argument(parser)
     types = {"choices": (*TRACES, *TABLES, PAGE)}
     add_options(parser, _OPTIONS, type=types, output=Path)

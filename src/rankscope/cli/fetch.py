@@ -10,7 +10,12 @@ from rankscope.cli.options import add_options
 from rankscope.remote.ssh import Ssh, parse_remote_path, program_words
 from rankscope.text.run_words import shell_word
 
-EXAMPLES = """\
+DESCRIPTION = (
+    "Copy a run from another machine: it is read there (once), and the store is copied here by rsync.\n"
+    "All commands work on the copy; the raw files stay where they are, unless --raw asks for them instead.\n"
+    "One ssh connection is used for everything: a password or a one-time code is asked for once."
+)
+EPILOG = """\
 examples:
   rankscope fetch cluster:runs/a                   to ./a; then: rankscope stats a, view a, report a
   rankscope fetch me@cluster:/scratch/runs/a -o a  again later copies only what has changed
@@ -27,12 +32,6 @@ _OPTIONS = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Copy a run from another machine: it is read there (once), and the store is copied here by rsync.\n"
-        "All commands work on the copy; the raw files stay where they are, unless --raw asks for them instead.\n"
-        "One ssh connection is used for everything: a password or a one-time code is asked for once."
-    )
-    parser.epilog = EXAMPLES
     parser.add_argument("remote_path", metavar="HOST:PATH", help="a run folder or trace file over there")
     add_options(parser, _OPTIONS, output=Path)
     add_remote_options(parser, "the other machine")

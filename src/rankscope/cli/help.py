@@ -11,7 +11,8 @@ from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.text.spelling import did_you_mean
 
-EXAMPLES = """\
+DESCRIPTION = "Explain a command, a kind of finding, or a term. Without a name: list them."
+EPILOG = """\
 examples:
   rankscope help               the commands, the kinds of findings, the terms
   rankscope help stats         as rankscope stats --help
@@ -45,8 +46,6 @@ TERMS = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Explain a command, a kind of finding, or a term. Without a name: list them."
-    parser.epilog = EXAMPLES
     add_options(parser, "[NAME ...]  a command, a kind of finding, or a term")
 
 

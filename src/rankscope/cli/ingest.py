@@ -13,7 +13,8 @@ from rankscope.cli.options import add_options, made_of
 from rankscope.errors import UsageError
 from rankscope.text.run_words import shell_words
 
-EXAMPLES = """\
+DESCRIPTION = "Read raw traces once into a store that the other commands open quickly."
+EPILOG = """\
 examples:
   rankscope ingest runs/a                                a folder with one trace per rank
   rankscope ingest t0.json.gz t1.json.gz -o runs/a       files from anywhere; the store goes to runs/a
@@ -34,8 +35,6 @@ _OPTIONS = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Read raw traces once into a store that the other commands open quickly."
-    parser.epilog = EXAMPLES
     add_run_argument(parser)
     add_options(parser, _OPTIONS, output=Path)
     add_reading_options(parser)

@@ -10,7 +10,8 @@ from pathlib import Path
 from rankscope.cli.options import add_options
 from rankscope.errors import MissingPackageError
 
-EXAMPLES = """\
+DESCRIPTION = "A Model Context Protocol server over stdio: every report, blame, diff and whatif as a tool."
+EPILOG = """\
 examples:
   rankscope mcp                 the assistant opens runs by their path
   rankscope mcp runs/a runs/b   two runs that it can ask about at once
@@ -28,10 +29,6 @@ _OPTIONS = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "A Model Context Protocol server over stdio: every report, blame, diff and whatif as a tool."
-    )
-    parser.epilog = EXAMPLES
     add_options(parser, _OPTIONS, run=Path, cache=Path)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 
 from rankscope.bench.probe.judge import OK, SEVERITIES, judge
@@ -49,8 +48,6 @@ _OPTIONS = f"""\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = DESCRIPTION
-    parser.epilog = EPILOG
     add_options(parser, _OPTIONS, nproc=positive, seconds={"type": parse_seconds, "default": 2.0}, disk=".")
 
 
@@ -103,13 +100,9 @@ def _run_rank(args: argparse.Namespace, baseline: Results | None) -> int:
 def _show(args: argparse.Namespace, results: Results, baseline: Results | None) -> int:
     verdicts = judge(results, baseline)
     if args.json:
-        report = {
-            **results.to_json(),
-            "verdicts": [verdict._asdict() for verdict in verdicts],
-        }
-        sys.stdout.write(json.dumps(report, indent=1) + "\n")
+        report = {**results.to_json(), "verdicts": [verdict._asdict() for verdict in verdicts]}
+        print(json.dumps(report, indent=1), flush=True)
     else:
-        sys.stdout.write(report_text(results, verdicts))
-    sys.stdout.flush()
+        print(report_text(results, verdicts), end="", flush=True)
     severe = SEVERITIES[: SEVERITIES.index(args.fail_on) + 1] if args.fail_on else ()
     return 3 if any(verdict.severity in severe and verdict.severity != OK for verdict in verdicts) else 0

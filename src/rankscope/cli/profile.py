@@ -173,8 +173,6 @@ _NOT_PASSED_ON = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rankscope profile [options] [--] COMMAND..."
-    parser.description = DESCRIPTION
-    parser.epilog = EPILOG
     parser.rewritten = with_tool_options  # type: ignore[attr-defined]
     add_groups(parser, (*_GROUPS, FROM_GROUP))
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from rankscope.cli import common
 from rankscope.cli.options import add_options, positive
 
-EXAMPLES = """\
+DESCRIPTION = "Query the run in SQL. Without SQL: print the tables and their columns."
+EPILOG = """\
 examples:
   rankscope query RUN                                       the tables and their columns
   rankscope query RUN "SELECT name, sum(dur_ns) FROM gpu GROUP BY name ORDER BY 2 DESC LIMIT 5"
@@ -27,8 +28,6 @@ RUN  a folder with one trace per rank, or a trace file
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Query the run in SQL. Without SQL: print the tables and their columns."
-    parser.epilog = EXAMPLES
     rows = {"type": positive, "default": _MOST_ROWS}
     add_options(parser, _OPTIONS, run=Path, format="table", rows=rows)
     add_options(parser, common.CLOCKS, clocks="aligned")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.core.scope import Scope
     from rankscope.timeline.run import Run
 
-EXAMPLES = """\
+DESCRIPTION = "One file to mail: findings, charts, tables, and how each number is computed."
+EPILOG = """\
 examples:
   rankscope report RUN                          RUN-report.html: findings, charts, tables, definitions
   rankscope report RUN -o report.html --open
@@ -47,8 +48,6 @@ _OPTIONS = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "One file to mail: findings, charts, tables, and how each number is computed."
-    parser.epilog = EXAMPLES
     common.add_run_argument(parser, _OPTIONS, output=Path)
     common.add_scope_options(parser)
     add_options(parser, common.FROM_EVENTS)
@@ -78,7 +77,12 @@ def main(args: argparse.Namespace) -> int:
     target = args.output or Path(f"{common.run_name(subject)}-report{ENDINGS[format]}")
     if not printed:
         common.check_target(target, args.force)
-        _check_folder(target)
+        if not target.parent.exists():  # a mistyped folder is not made
+            raise UsageError(
+                f"there is no folder {target.parent}",
+                why=f"{target.name} would be written into it.",
+                hint=f"Make it, or name another place: mkdir -p {target.parent}",
+            )
     run, scope = common.open_part(args, path=subject)
     compared = _compared(args, run, scope) if len(args.run) == 2 else None
     request = Request(
@@ -153,13 +157,3 @@ def _compared(args: argparse.Namespace, run: Run, scope: Scope) -> Result:
             hint="rankscope report BASE NEW --chart change",
         )
     return diff(common.open_run(args, args.run[0]), run, scope)
-
-
-def _check_folder(target: Path) -> None:
-    """A mistyped folder is not made."""
-    if not target.parent.exists():
-        raise UsageError(
-            f"there is no folder {target.parent}",
-            why=f"{target.name} would be written into it.",
-            hint=f"Make it, or name another place: mkdir -p {target.parent}",
-        )

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.core.scope import Scope
     from rankscope.timeline.run import Run
 
-EXAMPLES = """\
+DESCRIPTION = "The summary of a run, or its tables. Raw traces are read first, once; later calls are fast."
+EPILOG = """\
 examples:
   rankscope stats RUN                    the summary: what costs time, and why
   rankscope stats RUN -r list            every report, and what it answers
@@ -51,16 +52,16 @@ _HOW = """\
 --prefer {torch,nsys}  which file to use for a rank that both tools recorded (default: torch; nsys with --compat nsys)
 --comm-pattern REGEX ...  count kernels whose name matches as communication too (may be repeated)
 """
+_CEILINGS = """\
+--peak RATE  989TF, bf16=989TF,tf32=494TF, or the file that `rankscope bench seqpar --json` wrote
+--bandwidth RATE  peak memory bandwidth: 4.8TB/s
+"""
 _BASELINE = """\
 --baseline FILE  compare collectives with the results of `rankscope bench collectives --json` or nccl-tests
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "The summary of a run, or its tables. Raw traces are read first, once; later calls are fast."
-    )
-    parser.epilog = EXAMPLES
     common.add_run_argument(parser)
     add_options(parser, _WHICH)
     common.add_scope_options(parser)
@@ -72,7 +73,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser,
         "-v, --verbose  also print what was read: the sums that the store keeps, or the events of which ranks",
     )
-    common.add_ceiling_options(parser)
+    title = "the device's peak rates (default: from a table of devices, by its name)"
+    add_options(parser.add_argument_group(title), _CEILINGS)
     common.add_reading_options(parser)
 
 
@@ -104,7 +106,9 @@ def main(args: argparse.Namespace) -> int:
         patterns = tuple(map(_pattern, args.comm_pattern))
         run = answers.run if answers else common.open_run(args, None, patterns, prefer)
     except NotATraceError:
-        if not _is_watched(args.run):
+        from rankscope.watch.rings import has_telemetry
+
+        if len(args.run) != 1 or not has_telemetry(args.run[0]):
             raise
         return _telemetry_alone(args, wanted, scope)
     scope.check(run)
@@ -206,12 +210,6 @@ def _answer(name: str, reports: dict[str, Report], run: Run, scope: Scope, by: s
 def _report_of(name: str) -> str:
     """Of an evidence id, such as kernels:name+rank:9c0f2a17."""
     return name.partition(":")[0]
-
-
-def _is_watched(paths: list[Path]) -> bool:
-    from rankscope.watch.rings import has_telemetry
-
-    return len(paths) == 1 and has_telemetry(paths[0])
 
 
 def _telemetry_alone(args: argparse.Namespace, wanted: list[str], scope: Scope) -> int:

@@ -27,7 +27,10 @@ from rankscope.host import user_name
 if TYPE_CHECKING:
     from rankscope.store.ingest import Options
 
-EXAMPLES = """\
+DESCRIPTION = (
+    "All ranks on one axis in the browser. Raw traces are read first, once; the page shows the progress."
+)
+EPILOG = """\
 examples:
   rankscope view RUN                        prints the address, and opens it where there is a browser
   rankscope view BASE NEW                   two runs on one axis, and what changed between them
@@ -68,10 +71,6 @@ _PAGE = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "All ranks on one axis in the browser. Raw traces are read first, once; the page shows the progress."
-    )
-    parser.epilog = EXAMPLES
     common.add_run_argument(parser, _WHERE, run=path_or_remote, other=path_or_remote)
     add_options(parser, SERVER, host="127.0.0.1", port={"type": port_of, "default": 0})
     perfetto = parser.add_argument_group("with --perfetto")
@@ -127,8 +126,16 @@ def _view(args: argparse.Namespace) -> int:
             raise no_such_path(path)
     address = _listening(lambda: Address(args.host, args.port), args.host, args.port)
     print(address.url + at, flush=True)
-    if args.tunnel is None:
-        _print_how_to_reach(address.port, args.host)
+    if args.tunnel is None and args.host in _LOOPBACK:
+        user = f"{user_name()}@{socket.gethostname()}"
+        port = address.port
+        common.say(f"From another machine: ssh -L {port}:127.0.0.1:{port} {user}, then the same address")
+    elif args.tunnel is None:
+        common.say(
+            f"rankscope: {args.host} can be reached by others on the network\n"
+            "  Only the token in the address keeps them out, and it is sent unencrypted.\n"
+            "  Use the default address and an ssh tunnel instead."
+        )
     # The rest takes half a second to import, most of it in the thread that opens the run.
     from rankscope.viewer.server import Server
     from rankscope.viewer.startup import Opening
@@ -278,15 +285,3 @@ def _serve(serve: Callable[[], None], url: str, no_open: bool) -> None:
         webbrowser.open(url)
     with contextlib.suppress(KeyboardInterrupt):
         serve()
-
-
-def _print_how_to_reach(port: int, host: str) -> None:
-    if host in _LOOPBACK:
-        user = f"{user_name()}@{socket.gethostname()}"
-        common.say(f"From another machine: ssh -L {port}:127.0.0.1:{port} {user}, then the same address")
-    else:
-        common.say(
-            f"rankscope: {host} can be reached by others on the network\n"
-            "  Only the token in the address keeps them out, and it is sent unencrypted.\n"
-            "  Use the default address and an ssh tunnel instead."
-        )

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from rankscope.watch.state import State
 
 MAIN_OPTIONS = "run once every format fail_on on_alarm auto_capture hang_after"
-EXAMPLES = """\
+DESCRIPTION = (
+    "What a running job does: step time, the slowest ranks and why, memory, alarms. Only its files are read,\n"
+    "on any machine that sees the run folder; the job notices nothing."
+)
+EPILOG = """\
 examples:
   rankscope watch RUN                              a live view in the terminal; Ctrl-C ends it, not the job
   rankscope watch RUN --once --format json         the present state, and the end
@@ -55,11 +59,6 @@ _FALLBACK_SIZE = os.terminal_size((80, 24))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "What a running job does: step time, the slowest ranks and why, memory, alarms. Only its files are read,\n"
-        "on any machine that sees the run folder; the job notices nothing."
-    )
-    parser.epilog = EXAMPLES
     add_run_argument(parser, WATCHED_RUN, run=path_or_remote)
     defaults = {"every": "1s", "format": "text", "auto_capture_every": "1h"}
     add_options(parser, _OPTIONS, prometheus=Path, auto_capture=positive, total_steps=positive, **defaults)

@@ -25,8 +25,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = DESCRIPTION
-    parser.epilog = EPILOG
     common.add_run_argument(parser)
     from rankscope.analysis.critical_path.changes import Changes
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
 from rankscope.store.arrays import NONE, Ints, Mask, unique_values
-from rankscope.timeline.collectives.entries import Group
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.viewer.answers import KINDS, Answer, integers
@@ -95,16 +94,14 @@ def _communication(run: Run, rank: int) -> Lanes:
         id=entries.slice[order],
         name=name.reshape(-1).astype(np.int32),
         kind=np.full(len(order), KINDS.index("comm"), dtype=np.uint8),
-        names=[_label(int(label), entries.groups) for label in distinct],
+        names=[
+            f"{COLLECTIVE_KINDS[kind]} {entries.groups[group].description or entries.groups[group].name}"
+            for kind, group in (divmod(label, len(entries.groups) + 1) for label in distinct.tolist())
+        ],
         lanes=lane_table(np.full(len(row), COMMUNICATION), row),
         levels=build_pyramid(duration),
         segment=entries.segment[order],
     )
-
-
-def _label(label: int, groups: tuple[Group, ...]) -> str:
-    kind, group = divmod(label, len(groups) + 1)
-    return f"{COLLECTIVE_KINDS[kind]} {groups[group].description or groups[group].name}"
 
 
 def _rows(start: Ints, end: Ints) -> Ints:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,18 @@ from rankscope.viewer.session import Session
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 _QUEUE = "queue"
+_QUEUED = """
+    WITH pairs AS (
+        SELECT launch_ns + launch_dur_ns AS launched, start_ns AS began FROM gpu
+        WHERE rank = ? AND launch IS NOT NULL
+    ), changes AS (
+        SELECT launched AS time, 1 AS change FROM pairs WHERE began > launched
+        UNION ALL SELECT began, -1 FROM pairs WHERE began > launched
+    )
+    SELECT time, sum(change) OVER (ORDER BY time, change ROWS UNBOUNDED PRECEDING)::DOUBLE AS value
+    FROM changes ORDER BY time, change
+"""
+"""Kernels launched and not yet started: +1 at the end of each launch, -1 at each start."""
 _UNIT = re.compile(r"(.+) \((MHz|W|°C|%)\)")
 _UNITS = {"%": "percent"}
 
@@ -101,7 +112,7 @@ def _series(run: Run, rank: int, name: str) -> Series:
             [rank, int(device_type), int(device)],
         )
     elif kind == _QUEUE:
-        columns = _queue(run, rank)
+        columns = run.arrays(_QUEUED, [rank])
     else:
         counter_name, _, series = rest.rpartition("/")
         columns = run.arrays(
@@ -110,24 +121,6 @@ def _series(run: Run, rank: int, name: str) -> Series:
             [rank, counter_name, series],
         )
     return columns["time"], columns["value"]
-
-
-def _queue(run: Run, rank: int) -> dict[str, Any]:
-    """Kernels launched and not yet started: +1 at the end of each launch, -1 at each start."""
-    return run.arrays(
-        """
-        WITH pairs AS (
-            SELECT launch_ns + launch_dur_ns AS launched, start_ns AS began FROM gpu
-            WHERE rank = ? AND launch IS NOT NULL
-        ), changes AS (
-            SELECT launched AS time, 1 AS change FROM pairs WHERE began > launched
-            UNION ALL SELECT began, -1 FROM pairs WHERE began > launched
-        )
-        SELECT time, sum(change) OVER (ORDER BY time, change ROWS UNBOUNDED PRECEDING)::DOUBLE AS value
-        FROM changes ORDER BY time, change
-        """,
-        [rank],
-    )
 
 
 def _highest(

@@ -36,6 +36,18 @@ BLOCK = 16
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 
+_NUMBER = {name: index for index, name in enumerate(KINDS)}
+_HOST_KIND = f"""CASE
+    WHEN regexp_matches(s.name, '{SYNC_CALL_PATTERN}') THEN {_NUMBER["sync"]}
+    WHEN s.category = 'user_annotation'
+         AND regexp_matches(s.name, '{HOST_COLLECTIVE_PATTERN}') THEN {_NUMBER["comm"]}
+    WHEN s.category = 'cpu_op' THEN {_NUMBER["op"]}
+    WHEN s.category IN ('user_annotation', 'gpu_user_annotation') THEN {_NUMBER["annotation"]}
+    WHEN s.category IN ({sql_texts(LAUNCH_CATEGORIES)}) THEN {_NUMBER["runtime"]}
+    WHEN s.category IN ('python_function', 'python_sample') THEN {_NUMBER["python"]}
+    ELSE {_NUMBER["other"]} END::UTINYINT"""
+"""SQL for the colour class of slices that are not device activity."""
+
 _COLUMNS = {"start": np.int64, "duration": np.int64, "id": np.int64, "name": np.int32, "kind": np.uint8}
 
 
@@ -104,7 +116,7 @@ def _build(run: Run, entry: SegmentEntry) -> Lanes:
              names AS (SELECT name, (row_number() OVER (ORDER BY name) - 1)::INTEGER AS number
                        FROM (SELECT DISTINCT name FROM mine))
         SELECT s.track::BIGINT AS track, s.depth::BIGINT AS depth, s.start_ns - {shift} AS start,
-               greatest(s.dur_ns, 0) AS duration, s.id, n.number AS name, coalesce(g.kind, {_host_kind("s")}) AS kind
+               greatest(s.dur_ns, 0) AS duration, s.id, n.number AS name, coalesce(g.kind, {_HOST_KIND}) AS kind
         FROM mine s JOIN names n ON n.name = s.name
         LEFT JOIN (SELECT id, ({CLASS_NUMBER})::UTINYINT AS kind
                    FROM gpu WHERE {here}) g ON g.id = s.id
@@ -122,21 +134,6 @@ def lane_table(track: Ints, row: Ints) -> Ints:
     first = np.flatnonzero((np.diff(track, prepend=-2) != 0) | (np.diff(row, prepend=-1) != 0))
     ends = np.append(first, len(row))[1:]
     return np.column_stack([track[first], row[first], first, ends]).astype(np.int64)
-
-
-def _host_kind(alias: str) -> str:
-    """SQL for the colour class of slices that are not device activity."""
-    number = {name: index for index, name in enumerate(KINDS)}
-    launches = sql_texts(LAUNCH_CATEGORIES)
-    return f"""CASE
-        WHEN regexp_matches({alias}.name, '{SYNC_CALL_PATTERN}') THEN {number["sync"]}
-        WHEN {alias}.category = 'user_annotation'
-             AND regexp_matches({alias}.name, '{HOST_COLLECTIVE_PATTERN}') THEN {number["comm"]}
-        WHEN {alias}.category = 'cpu_op' THEN {number["op"]}
-        WHEN {alias}.category IN ('user_annotation', 'gpu_user_annotation') THEN {number["annotation"]}
-        WHEN {alias}.category IN ({launches}) THEN {number["runtime"]}
-        WHEN {alias}.category IN ('python_function', 'python_sample') THEN {number["python"]}
-        ELSE {number["other"]} END::UTINYINT"""
 
 
 def with_families(kind: NDArray[np.uint8], name: Indices, names: Sequence[str]) -> NDArray[np.uint8]:
@@ -244,10 +241,7 @@ def _longest(duration: Ints, levels: list[Indices], low: Ints, high: Ints) -> In
         consider(mine, low, edge, level)
         consider(mine, right * BLOCK, high, level)
         low, high, level = left, right, level + 1
-    return _best(np.concatenate(owners), np.concatenate(candidates), duration)
-
-
-def _best(owner: Ints, candidate: Ints, duration: Ints) -> Ints:
+    owner, candidate = np.concatenate(owners), np.concatenate(candidates)
     order = np.argsort(owner, kind="stable")
     owner, candidate = owner[order], candidate[order]
     length = np.asarray(duration[candidate])

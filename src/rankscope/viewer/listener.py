@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 import h11
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn import Server as Uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -147,8 +146,6 @@ def _with_limits(app: ASGIApp, taking: str) -> ASGIApp:
 
 async def _refuse(send: Send, status: int) -> None:
     """An answer without content; the connection ends, so the rest of the request is not read."""
-    start: Message = {"type": "http.response.start", "status": status}
-    headers: list[tuple[bytes, bytes]] = [(b"connection", b"close"), (b"content-length", b"0")]
-    await send({**start, "headers": headers})
-    done: dict[str, Any] = {"type": "http.response.body", "body": b""}
-    await send(done)
+    headers = [(b"connection", b"close"), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})

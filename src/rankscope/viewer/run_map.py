@@ -65,7 +65,7 @@ def _description(session: Session) -> dict[str, Any]:
             for report in REPORTS.values()
         ],
         "renamed_reports": RENAMED_REPORTS,
-        "clocks": _clocks(session.run),
+        "clocks": {"text": _clocks(session.run)},
         "device": _device(session.run),
         "world": max((entry.world_size for entry in session.run.segments), default=0) or None,
     }
@@ -96,19 +96,19 @@ def _device(run: Run) -> str:
     return ""
 
 
-def _clocks(run: Run) -> dict[str, Any]:
+def _clocks(run: Run) -> str:
     """How well the clocks of the ranks are aligned, as a text for the page's header."""
     if len(run.ranks) < 2:
-        return {"text": ""}
+        return ""
     if run.clock_mode == "raw":
-        return {"text": "wall clocks"}
+        return "wall clocks"
     measured = [clock.error_ns for clock in run.clocks.ranks if clock.error_ns is not None]
     not_aligned = sum(clock.method == "wall clock" for clock in run.clocks.ranks)
     unknown = sum(clock.method == "collectives" and clock.error_ns is None for clock in run.clocks.ranks)
     text = f"clocks ±{format_rounded('ns', max(measured))}" if measured else "clocks not measured"
     if unknown:  # too few collectives for an error
         text = f"{text}, error of {unknown} ranks unknown" if measured else "clocks aligned, error unknown"
-    return {"text": text + (f", {not_aligned} ranks not aligned" if not_aligned else "")}
+    return text + (f", {not_aligned} ranks not aligned" if not_aligned else "")
 
 
 def overview(session: Session, query: dict[str, str]) -> Answer:

@@ -185,10 +185,9 @@ def _respond(name: str, route: Route, query: dict[str, str], as_text: bool) -> R
     try:
         answer = route(query)
         if isinstance(answer, str):
-            attached = {
-                "Content-Disposition": "attachment"
-            }  # a file to keep: it is never run at this address
-            return Response(answer, headers=attached, media_type="text/html; charset=utf-8")
+            # A file to keep: it is never run at this address.
+            headers = {"Content-Disposition": "attachment"}
+            return Response(answer, headers=headers, media_type="text/html; charset=utf-8")
         if not isinstance(answer, tuple):
             return Response(json_bytes(answer), media_type="application/json")
         if as_text:

@@ -77,7 +77,7 @@ def share(session: Session, routes: Mapping[str, Route], query: dict[str, str]) 
 
 def steps_window(session: Session, scope: Scope) -> Window:
     """The ranks of a scope, and the time of its steps; the whole run where it has none."""
-    ranks = [rank for rank in session.run.ranks if scope.ranks is None or rank in scope.ranks]
+    ranks = scope.ranks_in(session.run)
     begin, end = session.bounds
     if scope.steps is not None:
         first, last = scope.steps

@@ -177,15 +177,6 @@ class Opening:
         align(first, second)
         return combined((first, second), routes_of(first), routes_of(second))
 
-    def _answering(self, clocks: str) -> dict[str, Route]:
-        """The routes on aligned clocks, or on each rank's own clock; the latter are built on the first request."""
-        if clocks != "raw":
-            return self._routes["aligned"]
-        with self._making:
-            if "raw" not in self._routes:
-                self._routes["raw"] = self._make_raw()
-            return self._routes["raw"]
-
     def _open_run(self, path: Path, options: Options) -> Run:
         from rankscope.store.ingest import IngestProgress
         from rankscope.timeline.run import open_run
@@ -239,7 +230,12 @@ class Opening:
                 raise NotReadyError("the run is still being read", hint="/api/state has the progress.")
             if self._state != "open" and self._error:
                 raise self._error
-            routes = self._answering(query.get("clocks", ""))
+            routes = self._routes["aligned"]
+            if query.get("clocks") == "raw":  # each rank's own: built on the first request
+                with self._making:
+                    if "raw" not in self._routes:
+                        self._routes["raw"] = self._make_raw()
+                    routes = self._routes["raw"]
             if name not in routes:
                 raise UsageError(
                     f"/api/{name} needs two runs", hint="Start the viewer with two: rankscope view BASE NEW"

@@ -103,7 +103,8 @@ def finding_dict(finding: Finding, result: Result, runs: Runs, number: int | Non
     finding = replace(finding, report=finding.report or result.name)
     facts = [{**fact.to_dict(), "id": evidence_id(fact)} for fact in finding.facts]
     link = viewer_link(finding, number)
-    view = _spelled(argv("rankscope view RUN --at", link), _newest(runs))
+    # Of two runs, what is found about the change is looked at in the new one.
+    view = _spelled(argv("rankscope view RUN --at", link), {"RUN": runs["NEW"]} if "NEW" in runs else runs)
     commands = finding_commands(finding, runs)
     values = finding_with_paths(finding, runs).to_dict()
     return values | {"facts": facts, "commands": commands, "link": link, "view": view}
@@ -162,11 +163,6 @@ def definition_page(report: str) -> str:
 
 def unique(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(items))
-
-
-def _newest(runs: Runs) -> Runs:
-    """Of two runs, what is found about the change is looked at in the new one."""
-    return {"RUN": runs["NEW"]} if "NEW" in runs else runs
 
 
 def csv_text(results: Sequence[Result], quote_formulas: bool = True) -> str:

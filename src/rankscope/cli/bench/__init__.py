@@ -11,6 +11,8 @@ from rankscope.cli import Parser, Subcommand
 from rankscope.cli.bench import collectives, seqpar, sweep
 from rankscope.errors import MissingPackageError
 
+DESCRIPTION = "Benchmarks to run, and traces with known answers."
+EPILOG = ""
 _MODULES = {
     "seqpar": (seqpar, "a sequence-parallel loop on GPUs or CPUs, timed, checked, profiled"),
     "sweep": (sweep, "seqpar over a grid of sizes, precisions and ranks: one table"),
@@ -26,7 +28,6 @@ _ENTRY_POINTS = "rankscope.bench_commands"
 
 
 def configure(parser: Parser) -> None:
-    parser.description = "Benchmarks to run, and traces with known answers."
     parser.add_subcommands("bench", _commands())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from rankscope.bench.collectives import DTYPES, KINDS, parse_kinds
 from rankscope.bench.ranks.world import require_torch
@@ -88,8 +87,7 @@ def _run_rank(args: argparse.Namespace) -> int:
         rows = list(sweep(config, world))
         if world.rank == 0:
             text = json.dumps(rows, indent=1) + "\n" if args.json else report_text(rows, config, world)
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            print(text, end="", flush=True)
             check_results(rows, world.backend)
         return 0 if is_right(rows) else 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 
 from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
@@ -129,8 +128,7 @@ def _run_rank(args: argparse.Namespace) -> int:
         report["notes"] += notes
         if world.rank == 0:
             text = json.dumps(report, indent=1) + "\n" if args.json else report_text(report)
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            print(text, end="", flush=True)
         if args.profile:
             profile_iterations(config, world, args.output)
         if args.range is not None:

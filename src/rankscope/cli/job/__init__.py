@@ -10,6 +10,7 @@ from rankscope.cli.job import batch, container, k8s, manage
 from rankscope.errors import UsageError
 
 TAKES_COMMAND = True
+DESCRIPTION = "Write a batch job with the profiler in it, submit it, follow it."
 EPILOG = """\
 examples:
   rankscope job slurm --nodes 2 --ppn 4 --submit --wait -- python train.py
@@ -22,8 +23,6 @@ Each has its own help: rankscope job slurm --help
 
 
 def configure(parser: Parser) -> None:
-    parser.description = "Write a batch job with the profiler in it, submit it, follow it."
-    parser.epilog = EPILOG
     parser.add_subcommands("kind", JOBS)
 
 

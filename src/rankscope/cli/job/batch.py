@@ -87,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
     profile.plan_of(args, command) if profiled else check_without_tool(args)
     # --quiet: a rank would name the node's disk as the place of its trace; the script prints the run folder.
     quiet = [] if args.quiet or args.verbose else ["--quiet"]
+    # The commands at the end of the script, when all nodes have copied their files.
+    with_tables = profiled and args.stats != "false"
+    tables = end_tables(args.stats or "true", tool_path(args)) if with_tables else []
     spec = make_spec(
         scheduler,
         vars(args),
@@ -95,15 +98,9 @@ def run(args: argparse.Namespace) -> int:
         profile_words=(*profile.option_words(args), *quiet),
         run=args.output,
         force=args.force,
-        summaries=_table_commands(args) if profiled else (),
+        summaries=tuple(("rankscope", "stats", RUN, *words) for words in tables),
     )
     return deliver(spec, scheduler, args)
-
-
-def _table_commands(args: argparse.Namespace) -> tuple[tuple[str, ...], ...]:
-    """The commands at the end of the script, when all nodes have copied their files."""
-    tables = end_tables(args.stats or "true", tool_path(args)) if args.stats != "false" else []
-    return tuple(("rankscope", "stats", RUN, *words) for words in tables)
 
 
 def deliver(spec: Spec, scheduler: Scheduler, args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ Written line by line. Times are in µs with three decimals, which represents nan
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import lru_cache
 from itertools import islice
 from typing import BinaryIO
@@ -57,8 +57,7 @@ class _FileWriter:
         yield self._meta("process_name", 0, f'"name": {_quoted(f"rank {rank}")}')
         yield self._meta("process_sort_index", 0, f'"sort_index": {rank}')
         for event in self._file.slices(with_args):
-            yield from self._name_thread(event.track, event.lane)
-            where, at = self._thread(event.track, event.lane), _us(event.start_ns)
+            where, at = (yield from self._thread(event.track, event.lane)), _us(event.start_ns)
             args = f', "args": {event.args}' if event.args else ""
             yield (
                 f'{{"ph": "X", {where}, "ts": {at}, "dur": {_us(event.dur_ns)}, '
@@ -69,32 +68,30 @@ class _FileWriter:
             for flow in event.enters:
                 yield f'{{"ph": "f", "bp": "e", "id": {flow}, {where}, "ts": {at}, "cat": "flow", "name": "flow"}}'
             self.slices += 1
-        for mark in self._file.marks():
-            yield from self._name_thread(mark.track, 0)
+        for track, ts_ns, name, category in self._file.marks():
+            where = yield from self._thread(track, 0)
             yield (
-                f'{{"ph": "i", "s": "t", {self._thread(mark.track, 0)}, "ts": {_us(mark.ts_ns)}, '
-                f'"cat": {_quoted(mark.category)}, "name": {_quoted(mark.name)}}}'
+                f'{{"ph": "i", "s": "t", {where}, "ts": {_us(ts_ns)}, '
+                f'"cat": {_quoted(category)}, "name": {_quoted(name)}}}'
             )
-        for sample in self._file.samples():
-            label = json.dumps(sample.unit or "value")
+        for counter, unit, ts_ns, value in self._file.samples():
+            label = json.dumps(unit or "value")
             yield (
-                f'{{"ph": "C", "pid": {rank}, "ts": {_us(sample.ts_ns)}, "name": {_quoted(sample.counter)}, '
-                f'"args": {{{label}: {sample.value!r}}}}}'
+                f'{{"ph": "C", "pid": {rank}, "ts": {_us(ts_ns)}, "name": {_quoted(counter)}, '
+                f'"args": {{{label}: {value!r}}}}}'
             )
 
-    def _thread(self, track: int, lane: int) -> str:
+    def _thread(self, track: int, lane: int) -> Generator[str, None, str]:
+        """What events on a lane name it by; its own name comes on its first use."""
+        if (track, lane) not in self._threads:
+            name, order = self._file.lane(track, lane)
+            thread = order - max(lane - 99, 0) + 1
+            while thread in self._threads.values():  # more than 100 lanes: use another free number
+                thread += 1_000_000
+            self._threads[track, lane] = thread
+            yield self._meta("thread_name", thread, f'"name": {_quoted(name)}')
+            yield self._meta("thread_sort_index", thread, f'"sort_index": {thread}')
         return f'"pid": {self._file.rank}, "tid": {self._threads[track, lane]}'
-
-    def _name_thread(self, track: int, lane: int) -> Iterator[str]:
-        if (track, lane) in self._threads:
-            return
-        name, order = self._file.lane(track, lane)
-        thread = order - max(lane - 99, 0) + 1
-        while thread in self._threads.values():  # more than 100 lanes: use another free number
-            thread += 1_000_000
-        self._threads[track, lane] = thread
-        yield self._meta("thread_name", thread, f'"name": {_quoted(name)}')
-        yield self._meta("thread_sort_index", thread, f'"sort_index": {thread}')
 
     def _meta(self, what: str, thread: int, args: str) -> str:
         return (

@@ -15,7 +15,7 @@ import io
 import json
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, BinaryIO, Protocol
 
@@ -224,35 +224,32 @@ class _FileWriter:
     def packets(self, with_args: bool) -> Iterator[bytes]:
         yield _packet(self._sequence + number(Packet.FLAGS, _STATE_CLEARED))
         yield from self._slice_packets(with_args)
-        for mark in self._file.marks():
-            yield from self._lane(mark.track, 0)
-            track = self._lanes[mark.track, 0]
-            yield self._event(mark.ts_ns, self._head(_INSTANT, track, mark.name, mark.category))
+        for track, ts_ns, name, category in self._file.marks():
+            lane = yield from self._lane(track, 0)
+            yield self._event(ts_ns, self._head(_INSTANT, lane, name, category))
         yield from self._counter_packets()
 
     def _slice_packets(self, with_args: bool) -> Iterator[bytes]:
         """Begin events in order, each after the end events before it on its lane: per lane, times must not decrease."""
         track: int | None = None
-        open_ends: dict[int, list[int]] = {}
+        open_ends: dict[bytes, list[int]] = {}
         for event in self._file.slices(with_args):
             if event.track != track:
-                yield from self._close(track, open_ends)
+                yield from self._close(open_ends)
                 track, open_ends = event.track, {}
-            stack = open_ends.setdefault(event.lane, [])
-            yield from self._lane(event.track, event.lane)
-            lane = self._lanes[event.track, event.lane]
+            lane = yield from self._lane(event.track, event.lane)
+            stack = open_ends.setdefault(lane, [])
             while stack and stack[-1] <= event.start_ns:
                 yield self._event(stack.pop(), number(Event.TYPE, _END) + lane)
             yield self._begin(event, lane)
             stack.append(event.start_ns + event.dur_ns)
             self.slices += 1
-        yield from self._close(track, open_ends)
+        yield from self._close(open_ends)
 
-    def _close(self, track: int | None, open_ends: dict[int, list[int]]) -> Iterator[bytes]:
+    def _close(self, open_ends: dict[bytes, list[int]]) -> Iterator[bytes]:
         for lane, stack in open_ends.items():
-            assert track is not None
             while stack:
-                yield self._event(stack.pop(), number(Event.TYPE, _END) + self._lanes[track, lane])
+                yield self._event(stack.pop(), number(Event.TYPE, _END) + lane)
 
     def _begin(self, event: SliceEvent, lane: bytes) -> bytes:
         body = self._head(_BEGIN, lane, event.name, event.category)
@@ -291,14 +288,13 @@ class _FileWriter:
             self._new = b""
         return _packet(packet)
 
-    def _lane(self, track: int, lane: int) -> Iterator[bytes]:
-        """The descriptor of a lane, on its first use."""
-        if (track, lane) in self._lanes:
-            return
-        name, order = self._file.lane(track, lane)
-        uuid = next(self._uuids)
-        self._lanes[track, lane] = number(Event.TRACK, uuid)
-        yield self._track(uuid, name, order)
+    def _lane(self, track: int, lane: int) -> Generator[bytes, None, bytes]:
+        """What events on a lane name it by; its descriptor comes on its first use."""
+        if (track, lane) not in self._lanes:
+            uuid = next(self._uuids)
+            self._lanes[track, lane] = number(Event.TRACK, uuid)
+            yield self._track(uuid, *self._file.lane(track, lane))
+        return self._lanes[track, lane]
 
     def _track(self, uuid: int, name: str, order: int, more: bytes = b"") -> bytes:
         described = number(Descriptor.UUID, uuid) + number(Descriptor.PARENT, self._process)
@@ -307,10 +303,10 @@ class _FileWriter:
 
     def _counter_packets(self) -> Iterator[bytes]:
         tracks: dict[str, bytes] = {}
-        for sample in self._file.samples():
-            if sample.counter not in tracks:
+        for counter, unit, ts_ns, value in self._file.samples():
+            if counter not in tracks:
                 uuid = next(self._uuids)
-                unit = number(Counter.UNIT, _UNIT_BYTES) if sample.unit == "bytes" else b""
-                yield self._track(uuid, sample.counter, 90_000 + len(tracks), blob(Descriptor.COUNTER, unit))
-                tracks[sample.counter] = number(Event.TYPE, _COUNTER) + number(Event.TRACK, uuid)
-            yield self._event(sample.ts_ns, tracks[sample.counter] + double(Event.DOUBLE_VALUE, sample.value))
+                described = number(Counter.UNIT, _UNIT_BYTES) if unit == "bytes" else b""
+                yield self._track(uuid, counter, 90_000 + len(tracks), blob(Descriptor.COUNTER, described))
+                tracks[counter] = number(Event.TYPE, _COUNTER) + number(Event.TRACK, uuid)
+            yield self._event(ts_ns, tracks[counter] + double(Event.DOUBLE_VALUE, value))

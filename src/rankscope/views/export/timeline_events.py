@@ -18,15 +18,6 @@ _DEVICE_KINDS = ("stream", "annotation")
 
 
 @dataclass(frozen=True)
-class TrackInfo:
-    """A track of the store and its position below the rank: device tracks first, then threads in their sort order."""
-
-    track: int
-    label: str
-    order: int
-
-
-@dataclass(frozen=True)
 class SliceEvent:
     """One slice on one lane of its track."""
 
@@ -43,26 +34,6 @@ class SliceEvent:
     enters: list[int]
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A point in time on a track."""
-
-    track: int
-    ts_ns: int
-    name: str
-    category: str
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One value of a counter."""
-
-    counter: str
-    unit: str
-    ts_ns: int
-    value: float
-
-
 @dataclass
 class TraceFile:
     """One trace file of one rank."""
@@ -70,8 +41,10 @@ class TraceFile:
     rank: int
     segment: int
     label: str
-    tracks: list[TrackInfo]
+    tracks: dict[int, tuple[str, int]]
+    """By number: the label, and the position below the rank, devices first, then threads in their sort order."""
     _run: Run = field(repr=False)
+    _here: str = field(repr=False)
     _where: str = field(repr=False)
     _points: str = field(repr=False)
     first_flow: int = 0
@@ -80,25 +53,25 @@ class TraceFile:
 
     def lane(self, track: int, lane: int) -> tuple[str, int]:
         """The name and the position of a lane; tracks of the second file of a rank come later."""
-        info = next(info for info in self.tracks if info.track == track)
-        name = info.label if lane == 0 else f"{info.label}, overlapping {lane}"
+        name, order = self.tracks[track]
+        if lane:
+            name += f", overlapping {lane}"
         if self.segment:
             name += f" ({self.label.partition(', ')[2]})"
-        return name, self.segment * 100_000 + info.order * 100 + lane
+        return name, self.segment * 100_000 + order * 100 + lane
 
     def slices(self, with_args: bool) -> Iterator[SliceEvent]:
         """By track and start; enclosing slices before the enclosed."""
         args = "e.args::VARCHAR" if with_args else "NULL"
         # Repeated in the subquery: otherwise DuckDB reads the arguments of all ranks for each file.
-        here = self._here
-        events = f"LEFT JOIN (SELECT id, args FROM events WHERE {here}) e ON e.id = s.id"
+        events = f"LEFT JOIN (SELECT id, args FROM events WHERE {self._here}) e ON e.id = s.id"
         rows = self._run.stream(f"""
             WITH s AS (SELECT * FROM slices WHERE {self._where}),
             arrows AS (
                 SELECT * FROM (
                     SELECT source, target,
                            row_number() OVER (ORDER BY kind, source_ns, source, target) + {self.first_flow} AS n
-                    FROM links WHERE {here}
+                    FROM links WHERE {self._here}
                 ) WHERE source IN (SELECT id FROM s) AND target IN (SELECT id FROM s)
             ),
             leaves AS (SELECT source AS id, list(n ORDER BY n) AS arrows FROM arrows GROUP BY 1),
@@ -111,20 +84,16 @@ class TraceFile:
         """)
         return _in_lanes(rows)
 
-    @property
-    def _here(self) -> str:
-        return f"rank = {self.rank} AND segment = {self.segment}"
-
-    def marks(self) -> Iterator[Mark]:
-        """Instant events, without those of the memory allocator, which are exported as counters."""
-        for row in self._run.stream(
+    def marks(self) -> Iterator[tuple[Any, ...]]:
+        """Track, time, name and category of instant events, without those of the memory allocator, which are exported
+        as counters."""
+        return self._run.stream(
             f"SELECT track, ts_ns + {self.shift_ns}, coalesce(name, ''), coalesce(category, '') FROM instants "
             f"WHERE {self._where} AND name IS DISTINCT FROM '{_MEMORY}' ORDER BY track, ts_ns"
-        ):
-            yield Mark(*row)
+        )
 
-    def samples(self) -> Iterator[Sample]:
-        """Samples of counters, and of the memory that the allocator reported."""
+    def samples(self) -> Iterator[tuple[Any, ...]]:
+        """Counter, unit, time and value, also of the memory that the allocator reported."""
         memory = (
             "SELECT concat(CASE device_type WHEN 0 THEN 'CPU' ELSE concat('GPU ', device) END, ' memory {what}') "
             f"AS counter, 'bytes' AS unit, ts_ns + {self.shift_ns} AS ts_ns, {{column}}::DOUBLE AS value FROM instants "
@@ -132,11 +101,10 @@ class TraceFile:
         )
         allocated = memory.format(what="allocated", column="allocated_bytes")
         reserved = memory.format(what="reserved", column="reserved_bytes")
-        for row in self._run.stream(
+        return self._run.stream(
             f"SELECT concat_ws(' ', name, series) AS counter, '' AS unit, ts_ns + {self.shift_ns} AS ts_ns, value "
             f"FROM counters WHERE {self._points} UNION ALL {allocated} UNION ALL {reserved} ORDER BY counter, ts_ns"
-        ):
-            yield Sample(*row)
+        )
 
 
 def timeline_files(run: Run, scope: Scope) -> Iterator[TraceFile]:
@@ -144,19 +112,20 @@ def timeline_files(run: Run, scope: Scope) -> Iterator[TraceFile]:
     several = {entry.rank for entry in run.timelines if entry.segment > 0}
     flows = 0
     shift = -origin_ns(run)
-    for rank, segment in sorted((entry.rank, entry.segment) for entry in run.timelines):
-        if scope.ranks is not None and rank not in scope.ranks:
-            continue
+    ranks = scope.ranks_in(run)
+    for rank, segment in sorted(
+        (entry.rank, entry.segment) for entry in run.timelines if entry.rank in ranks
+    ):
         here = f"rank = {rank} AND segment = {segment}"
         label = f"rank {rank}" + (f", file {segment + 1}" if rank in several else "")
         tracks = run.rows(
             f"SELECT track, label FROM tracks WHERE {here} "
             f"ORDER BY kind NOT IN {_DEVICE_KINDS}, device, stream, kind = 'annotation', sort_index, label"
         )
-        infos = [TrackInfo(track, name, order) for order, (track, name) in enumerate(tracks)]
+        positions = {track: (name, order) for order, (track, name) in enumerate(tracks)}
         where = f"{here} AND {Scope(steps=scope.steps).where()}"
         points = f"{here} AND {_time_window(run, here, scope)}"
-        file = TraceFile(rank, segment, label, infos, run, where, points, flows, shift)
+        file = TraceFile(rank, segment, label, positions, run, here, where, points, flows, shift)
         yield file
         ((links,),) = run.rows(f"SELECT count(*) FROM links WHERE {here}")
         flows += links

@@ -288,7 +288,7 @@ def _picture(request: Request, finding: Finding | None) -> Picture | None:
         return _drawn(lambda: Picture.of(partial(memory_chart, request.run, request.scope)))
     if finding is None or finding.report == "bubbles":
         ranks = finding.ranks if finding else ()
-        passes = schedule_picture(request.run, request.scope.in_run(request.run), ranks[0] if ranks else None)
+        passes = schedule_picture(request.run, request.scope, ranks[0] if ranks else None)
         drawn = _drawn(lambda: Picture.of(lambda width: schedule(passes, width, ranks)))
         if drawn:
             return drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html as standard_html
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -43,7 +43,7 @@ _OF_HEATMAP = "Where time goes"
 
 def html_page(content: Content) -> str:
     """The whole file."""
-    style, script = _style(), _script()
+    style, script = _style(), (_HERE / "script.js").read_text(encoding="utf-8")
     # Only the script and the style with these hashes are active, so a missed escape cannot run code.
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -93,11 +93,6 @@ def _style() -> str:
         f"@media screen {{ :root[data-theme=dark] {{ color-scheme: dark; {dark} }} }}\n"
         + (_HERE / "style.css").read_text(encoding="utf-8")
     )
-
-
-@cache
-def _script() -> str:
-    return (_HERE / "script.js").read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
@@ -310,7 +305,8 @@ def _table(section: Section) -> str:
     result = section.result
     columns = {column.name: column for column in result.columns}
     heads, cells = [], []
-    with_bars, drawn_bars = _bars(result)
+    added = _ADDED_UP.get(result.name, ()) if len(result.rows) >= _LEAST_ADDED else ()
+    with_bars, drawn_bars = _bars(result, added)
     shown_fields = fields(result)
     for shown in shown_fields:
         source = columns.get(shown.name)
@@ -325,7 +321,7 @@ def _table(section: Section) -> str:
             ]
         )
     lines = [f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True)]
-    total = _total(result, shown_fields)
+    total = _total(result, shown_fields, added) if added else ""
     anchor = f"table-{escape(section.name)}"
     count = f"{len(lines):,} row{'s' * (len(lines) != 1)}"
     return (
@@ -353,22 +349,19 @@ _ADDED_UP = {
 _LEAST_ADDED = 3
 
 
-def _bars(result: Result) -> tuple[str, list[str]]:
+def _bars(result: Result, added: Sequence[str]) -> tuple[str, list[str]]:
     """The column with bars, and the bar of each row; no column where there is none to compare."""
-    name = next(iter(_ADDED_UP.get(result.name, ())), "")
+    name = next(iter(added), "")
     values = [row.get(name) or 0 for row in result.rows]
-    if len(values) < _LEAST_ADDED or not any(values):
+    if not any(values):
         return "", []
     longest = max(values)
     kinds = [f" {str(row.get('class')).lower()}" if "class" in row else "" for row in result.rows]
     return name, [_bar(value / longest, kind) for kind, value in zip(kinds, values, strict=True)]
 
 
-def _total(result: Result, shown: list[Field]) -> str:
+def _total(result: Result, shown: list[Field], added: Sequence[str]) -> str:
     """The last row of a table whose rows add up, in the units of the columns."""
-    added = _ADDED_UP.get(result.name, ())
-    if len(result.rows) < _LEAST_ADDED or not added:
-        return ""
     cells = {
         field.name: field.scale.format(sum(row.get(field.name) or 0 for row in result.rows))
         for field in shown
