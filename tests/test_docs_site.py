@@ -211,7 +211,10 @@ def test_figures_are_those_of_their_sources(monkeypatch: pytest.MonkeyPatch) -> 
     for path, docs in generate.WITH_FIGURES.items():
         text = path.read_text(encoding="utf-8")
         assert generate.with_figures(text, docs) == text, f"make docs writes {path.name} anew"
-        assert re.search(r"right one in \d+ of 100 cases", text) and "It predicts what a fix saves" in text
+        assert (
+            re.search(r"Of 100 culprits that it names \d+ are right", text)
+            and "It predicts what a fix saves" in text
+        )
         assert generate.with_figures(text.replace("right one in", "wrong one in"), docs) == text
 
 

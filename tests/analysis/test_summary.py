@@ -165,7 +165,7 @@ def test_every_format_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFi
         return code, capsys.readouterr().out
 
     code, out = run("--fail-on", "info")
-    assert code == 0 and "Limits, at most per step:" in out and "ampere_sgemm" in out
+    assert code == 0 and "Limits, at most per step" in out and "ampere_sgemm" in out
     assert "tensor cores" in " ".join(run("-r", "findings")[1].split())
     slow = str(DATA / "seqpar-gloo4-slow2")
     for report in ("findings", "faults", "findings,kernels"):

@@ -53,7 +53,7 @@ def test_plain_python(tmp_path: Path) -> None:
     done = run([*PROFILE, PYTHON, TRAIN], tmp_path)
     check(run_folder(tmp_path), [0], "single process")
     assert "Next: rankscope stats rankscope-train-" in done.stderr
-    assert re.search(r"paused for at most .* stop .* export", done.stderr)
+    assert re.search(r"paused for at most .* by torch, .* by rankscope", done.stderr)
 
 
 @pytest.mark.thorough

@@ -58,12 +58,12 @@ def test_limits_stand_below_the_faults_with_one_line_each() -> None:
     text = shown(FAULT, *LIMITS)
     assert text.startswith(f"{VERDICT}\nA step takes 27.9 ms.\n")
     assert (
-        "1. critical: rank 2\n   example: It computes longer.\n   → Look at it.\n"
-        "   more: rankscope help uneven-work\n\n" in text
+        "1. critical: rank 2 (rankscope help uneven-work)\n   example: It computes longer.\n"
+        "   → Look at it.\n\n" in text
     )
     assert (
-        "\n\nLimits, at most per step:\n   8.0 ms  29 %  data loading\n   0.3 ms   2 %  communication\n"
-        "   more: rankscope help data-loading\n\n" in text
+        "\n\nLimits, at most per step (rankscope help data-loading):\n   8.0 ms  29 %  data loading\n"
+        "   0.3 ms   2 %  communication\n\n" in text
     )
     assert "1,234" not in text and "Its hint" not in text
     assert text.count("rankscope whatif RUN") == 1

@@ -53,14 +53,13 @@ def screen(content: Screen, width: int, color: bool) -> str:
         (clean(content.summary.title) + ".", "" if verdict else BOLD),
         (clean(f"{content.subject} · {content.summary.window}"), DIM),
     )
-    explained = {finding.page for finding in problems[:_MOST_FINDINGS]}
+    # Each page is named once: beside its first finding, and for the largest limit in the heading of the limits.
+    pages = list(dict.fromkeys(finding.page for finding in problems[:_MOST_FINDINGS] if finding.accuses))
+    page = next((limit.page for limit in limits if limit.page not in pages), "")
     blocks = [
         [paint(line, style, color) for text, style in painted for line in hang("", text, prose)],
         _problems(problems, each, prose, color),
-        [
-            *_limits(limits, content.summary.facts["mean_step_ns"], each, prose),
-            *_more([limit for limit in limits if limit.page not in explained][:1], color),
-        ],
+        _limits(limits, content.summary.facts["mean_step_ns"], each, prose, page),
         _ranks(content.summary, width, color),
         _kernels(content.kernels, width, color),
         _next(content, len(problems), len(limits), prose, color),
@@ -70,6 +69,7 @@ def screen(content: Screen, width: int, color: bool) -> str:
 
 def _problems(findings: Sequence[Finding], each: str, width: int, color: bool) -> list[str]:
     lines: list[str] = []
+    explained = {""}
     # The verdict is its title: only its subject is repeated.
     first = next((finding for finding in findings if finding.accuses), None)
     for number, finding in enumerate(findings[:_MOST_FINDINGS], 1):
@@ -81,6 +81,9 @@ def _problems(findings: Sequence[Finding], each: str, width: int, color: bool) -
         if finding.kind == "health" and finding.ranks:
             subject = rank_words(finding.ranks)
         title = clean(subject if subject and finding is first else finding.title)
+        if finding.accuses and finding.page not in explained:
+            explained.add(finding.page)
+            title += f" (rankscope help {finding.page})"
         word = f"{number}. {finding.severity}"
         text = hang(f"{word}{cost}: ", title, width)
         if len(text) > 1:  # indenting by the length of the first words would leave too little room
@@ -92,23 +95,18 @@ def _problems(findings: Sequence[Finding], each: str, width: int, color: bool) -
             *(line for fact in finding.lines[:_MOST_LINES] for line in hang("   ", clean(fact), width)),
         ]
         lines += advice_lines("   → ", finding, width)
-        lines += _more([finding], color)
     return lines
 
 
-def _more(findings: Sequence[Finding], color: bool) -> list[str]:
-    """The pages that explain them."""
-    return [paint(f"   more: rankscope help {each.page}", DIM, color) for each in findings if each.page]
-
-
-def _limits(limits: Sequence[Finding], step_ns: float | None, each: str, width: int) -> list[str]:
-    """A line for each: what it saves at most, in the unit of the step, which share of it that is, and its name."""
+def _limits(limits: Sequence[Finding], step_ns: float | None, each: str, width: int, page: str) -> list[str]:
+    """A line for each: what it saves at most, in the unit of the step, which share of it that is, and its name. `page`
+    explains the largest that no other does."""
     if not limits:
         return []
     costs = format_together([step_ns or 0, *(limit.cost_ns or 0 for limit in limits)])[1:]
     shares = [share_of(limit) for limit in limits]
     room = [max(map(len, texts)) for texts in (costs, shares)]
-    lines = [f"Limits, at most {each}:"]
+    lines = [f"Limits, at most {each}{page and f' (rankscope help {page})'}:"]
     for limit, *texts in zip(limits, costs, shares, strict=True):
         aligned = [f"{text:>{size}}  " for text, size in zip(texts, room, strict=True) if size]
         lines += hang(f"   {''.join(aligned)}", clean(limit.uncapitalised), width)

@@ -63,6 +63,8 @@ def finding_page(report: str, facts: Sequence[Any]) -> str:
         return (*pages, OF_REPORTS.get(report, ""))[0]
     if "cause" not in values or not values["cause"].row:
         return MOVES
-    cause, how = (str(values[name].value).partition(" ")[0] for name in ("cause", "how"))
+    cause, how = (
+        str(values[name].value).partition(" ")[0] if name in values else "" for name in ("cause", "how")
+    )
     keys = (values["cause"].row["axis"], cause, f"{cause} {how}")
     return next((OF_FAULTS[key] for key in keys if key in OF_FAULTS), OTHER_WORK)

@@ -3,7 +3,7 @@ jobs)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -116,9 +116,10 @@ def named(axis: Axis) -> Named:
         single = []  # others are as late in their turn
     who = _surely_slow(axis, sorted(recurring + single))
     # What they hide may show only once they are mended; but not where others cost as much in their turn.
-    hide = not _are_many(axis, who) and (not varies or {*who} <= {*recurring})
+    kinds = {axis.main_class(each) for each in who} if varies else {"compute"}
+    hide = not _are_many(axis, who, kinds) and (not varies or {*who} <= {*recurring})
     explained = axis.alone_ns(who) if who else 0.0
-    if hide and explained >= _LEAST * step_ns:
+    if who and hide and explained >= _LEAST * step_ns:
         explained = max(explained, axis.margin_ns(*who))
     if who and explained >= axis.value_ns / 2:
         return Named(tuple(who), tuple(late(each) for each in who))
@@ -164,9 +165,9 @@ def are_together(steps: Sequence[int], others: Sequence[int]) -> bool:
     return 2 * len({*steps} & {*others}) > len({*steps} | {*others})
 
 
-def _are_many(axis: Axis, who: Sequence[int]) -> bool:
-    """Whether others whose compute is too much, as theirs is, cost half as much together and are not named."""
-    loud = [each for each in axis.by_step if axis.main_class(each) == "compute"]
+def _are_many(axis: Axis, who: Sequence[int], kinds: Collection[str]) -> bool:
+    """Whether others cost half as much together in these classes of work, and are not named."""
+    loud = [each for each in axis.by_step if axis.main_class(each) in kinds]
     left, cost = (
         sum(axis.margins_ns[each] for each in loud if (each in who) == is_named) for is_named in (False, True)
     )
