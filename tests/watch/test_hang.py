@@ -181,7 +181,7 @@ def test_the_flight_recorder_is_asked_first(tmp_path: Path, capsys: pytest.Captu
     first, *lines = capsys.readouterr().out.partition("Rank 1 holds up the job")[2].splitlines()
     assert "not joined at all_reduce 3" in first
     assert [line for line in lines if re.match(r"\d+\. ", line)] == [
-        "1. critical: rank 1"
+        "1. critical: rank 1 (rankscope help hang)"
     ]  # one hang, one finding
     assert [path.name for path in (tmp_path / "telemetry").iterdir() if path.is_dir()] == [".rankscope"]
 
