@@ -92,7 +92,7 @@ def fill(
     given = {dest for dest, value in vars(args).items() if value != parser.get_default(dest)}
     missing = {dest: of.otherwise for dest, of in settings.items() if getattr(args, dest) is _NOT_GIVEN}
     for dest, otherwise in missing.items():
-        others = {other for one in _ONE_OF if dest in {*chain(*_ONE_OF)} - one for other in one}
+        others = {other for choice in _ONE_OF if dest in {*chain(*_ONE_OF)} - choice for other in choice}
         setattr(args, dest, otherwise if given & others else settings[dest].value)
     return missing
 

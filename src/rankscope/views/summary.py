@@ -54,7 +54,7 @@ def screen(content: Screen, width: int, color: bool) -> str:
         (clean(f"{content.subject} · {content.summary.window}"), DIM),
     )
     # Each page is named once: beside its first finding, and for the largest limit in the heading of the limits.
-    pages = list(dict.fromkeys(finding.page for finding in problems[:_MOST_FINDINGS] if finding.accuses))
+    pages = {finding.page for finding in problems[:_MOST_FINDINGS] if finding.accuses}
     page = next((limit.page for limit in limits if limit.page not in pages), "")
     blocks = [
         [paint(line, style, color) for text, style in painted for line in hang("", text, prose)],
